@@ -1,0 +1,282 @@
+/*
+ * xdev: streams, events, memory, links, a throttle and a file reader over several devices.
+ *
+ * This header is the whole public C API. The rules that hold for all of it:
+ *
+ *   - int functions return XD_OK or a negative status. Whoever first decides on an error fills *err; everybody else
+ *     passes it on. Outputs are written on success only. err may be NULL.
+ *   - "not yet" and "not possible" are answers, written through an int *, never statuses.
+ *   - create and open can fail and then leave nothing behind. close is void, accepts NULL and takes the address of
+ *     the pointer, which it clears, so closing twice is harmless.
+ *   - children keep their runtime busy: xd_runtime_close() refuses while any is alive, and names them.
+ *   - no global and no thread-local state. Every object may be used from any thread; a link, a ring, a throttle and a
+ *     reader take their own lock, the rest rely on the driver's own thread safety.
+ *   - times are nanoseconds on the runtime's clock: the host's monotonic clock, or simulated time.
+ */
+#ifndef XDEV_H
+#define XDEV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- errors (error.c) ------------------------------------------------------------------------------------------ */
+
+/* name, value, text. The Python exception of each stands in pyxdev/errors.py. */
+#define XD_STATUSES(X)                                                            \
+    X(OK, 0, "success")                                                           \
+    X(INVALID, -1, "invalid argument")                                            \
+    X(NO_DEVICE_MEMORY, -2, "out of device memory")                               \
+    X(NO_PINNED_MEMORY, -3, "out of page-locked host memory")                     \
+    X(NO_HOST_MEMORY, -4, "out of host memory")                                   \
+    X(UNSUPPORTED, -5, "not supported by this backend")                           \
+    X(NO_DEVICE, -6, "no usable device")                                          \
+    X(NO_PEER, -7, "no peer access between the devices")                          \
+    X(BUSY, -8, "children are still alive")                                       \
+    X(DEVICE_FAULT, -9, "the device has failed")                                  \
+    X(DRIVER, -10, "the driver reported an error")                                \
+    X(CANCELLED, -11, "cancelled")                                                \
+    X(READ, -12, "reading a file failed")                                         \
+    X(TRUNCATED, -13, "the file ends too early")                                  \
+    X(ORDER, -14, "two operations are not ordered")                               \
+    X(FORKED, -15, "the runtime belongs to the parent process")
+
+enum {
+#define XD_ENUM(name, value, text) XD_##name = (value),
+    XD_STATUSES(XD_ENUM)
+#undef XD_ENUM
+};
+
+typedef struct xd_error {
+    int status;         /* one of the list above */
+    int code;           /* the driver's own code or errno; 0 if there is none */
+    char operation[32]; /* what was being done, "event_record" */
+    char text[472];     /* one sentence: the thing, the value, what is allowed */
+} xd_error;
+
+const char *xd_status_name(int status); /* "NO_PEER" */
+const char *xd_status_text(int status); /* "no peer access between the devices" */
+
+/* Fills *err (if any) and returns status, so that a function can end in `return xd_fail(err, ...)`. */
+int xd_fail(xd_error *err, int status, int code, const char *operation, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* ---- runtime (runtime.c) --------------------------------------------------------------------------------------- */
+
+#define XD_HOST (-1)          /* the device ordinal of page-locked host memory */
+#define XD_FOREVER UINT64_MAX /* a time-out that never comes */
+
+typedef struct xd_driver xd_driver; /* see driver.h; made by xd_sim_create, xd_cuda_create, xd_hip_create, xd_fault_create */
+typedef struct xd_runtime xd_runtime;
+typedef struct xd_stream xd_stream;
+typedef struct xd_event xd_event;
+typedef struct xd_buffer xd_buffer;
+typedef struct xd_ring xd_ring;
+typedef struct xd_link xd_link;
+typedef struct xd_throttle xd_throttle;
+typedef struct xd_reader xd_reader;
+
+typedef struct xd_device_info {
+    char name[128];
+    char uuid[48];    /* "GPU-8f0d2c1e-...", empty if the driver has none */
+    char pci[24];     /* "0000:3b:00.0", empty if there is none */
+    char arch[24];    /* "sm_90", "gfx906", "sim" */
+    uint64_t memory;  /* bytes */
+    int integrated;   /* shares the host's memory */
+    int copy_engines; /* 0 if unknown */
+} xd_device_info;
+
+typedef struct xd_live { /* what is alive now; all zero after everything is closed */
+    int64_t streams, events, buffers, rings, links, throttles, readers;
+    int64_t device_bytes, pinned_bytes;
+} xd_live;
+
+typedef struct xd_runtime_options {
+    int force_sync; /* 1: a wait of one device for another is done by the host (device-side waits do not work) */
+} xd_runtime_options;
+
+/* Takes the driver over on success; on failure it stays the caller's. options may be NULL. */
+int xd_runtime_open(xd_runtime **out, xd_driver *driver, const xd_runtime_options *options, xd_error *err);
+int xd_runtime_close(xd_runtime **runtime, xd_error *err); /* XD_BUSY while children live; NULL is fine */
+void xd_runtime_live(xd_runtime *runtime, xd_live *out);
+const char *xd_runtime_backend(const xd_runtime *runtime);
+int xd_runtime_device_count(const xd_runtime *runtime);
+int xd_runtime_device_info(xd_runtime *runtime, int device, xd_device_info *out, xd_error *err);
+int xd_runtime_memory_info(xd_runtime *runtime, int device, uint64_t *free_bytes, uint64_t *total_bytes, xd_error *err);
+int xd_runtime_peer_capable(xd_runtime *runtime, int device, int peer, int *capable, xd_error *err);
+/* Enabled on first use, never disabled. *enabled is 0 where the pair is not capable or the driver's limit is reached. */
+int xd_runtime_peer_enable(xd_runtime *runtime, int device, int peer, int *enabled, xd_error *err);
+uint64_t xd_runtime_clock(xd_runtime *runtime); /* ns */
+/* From now on (or no longer) the host does the waits between devices. */
+void xd_runtime_force_sync(xd_runtime *runtime, int on);
+int xd_runtime_forced_sync(const xd_runtime *runtime);
+
+/* ---- streams and events (stream.c) ----------------------------------------------------------------------------- */
+
+int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *err);
+void xd_stream_close(xd_stream **stream); /* work already queued still runs */
+int xd_stream_device(const xd_stream *stream);
+void *xd_stream_handle(const xd_stream *stream); /* the vendor's stream */
+/* Everything queued after this runs after what the event stood for at its last record. Never recorded: no effect.
+   Blocks the host only under force_sync, for an event of another device. */
+int xd_stream_wait(xd_stream *stream, xd_event *event, xd_error *err);
+int xd_stream_query(xd_stream *stream, int *idle, xd_error *err);
+int xd_stream_fill(xd_stream *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err);
+/* Host to device, device to host, or within the stream's device. One- or two-dimensional. Overlap is XD_INVALID. */
+typedef struct xd_transfer {
+    int dst_device, src_device; /* XD_HOST for page-locked memory */
+    uint64_t dst, src;          /* addresses */
+    uint64_t width, height;     /* bytes a row, rows; height 1 for one-dimensional */
+    uint64_t dst_pitch, src_pitch; /* bytes between rows; not read when height is 1 */
+} xd_transfer;
+int xd_stream_copy(xd_stream *stream, const xd_transfer *transfer, xd_error *err);
+
+typedef struct xd_range { /* bytes that a kernel reads or writes, for the ordering checker of simulated devices */
+    int device;
+    uint64_t address, bytes;
+    int write;
+} xd_range;
+typedef struct xd_kernel {
+    int (*run)(void *arg);   /* 0, or anything else for a device fault. Makes no call into this library. */
+    void (*drop)(void *arg); /* once, when run is over or will never be; may be NULL */
+    void *arg;
+    uint64_t cost;      /* ns of the device's compute engine; simulated devices only */
+    const char *label;  /* for traces, copied; may be NULL */
+    const xd_range *ranges; /* copied */
+    size_t range_count;
+} xd_kernel;
+/* A host function as a kernel, in stream order. drop is called on failure too. */
+int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err);
+
+/* An event belongs to the device of the stream that last recorded it: the vendor's event is made at the first record,
+   and made anew if a stream of another device records it. */
+int xd_event_open(xd_event **out, xd_runtime *runtime, int timing, xd_error *err);
+void xd_event_close(xd_event **event);
+int xd_event_record(xd_event *event, xd_stream *stream, xd_error *err);
+int xd_event_query(xd_event *event, int *done, xd_error *err); /* never recorded: done */
+/* Waits at most timeout ns (XD_FOREVER: no limit); *done tells whether it came. */
+int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err);
+/* Both events with timing, recorded on one device and done; otherwise XD_INVALID. */
+int xd_event_elapsed(xd_event *begin, xd_event *end, double *seconds, xd_error *err);
+int xd_event_device(const xd_event *event); /* XD_HOST before the first record */
+
+/* ---- memory (buffer.c) ----------------------------------------------------------------------------------------- */
+
+/* device XD_HOST: page-locked host memory that every device can read and write. 0 bytes: address 0, no allocation. */
+int xd_buffer_open(xd_buffer **out, xd_runtime *runtime, int device, uint64_t bytes, xd_error *err);
+void xd_buffer_close(xd_buffer **buffer); /* the caller has made sure that no queued work uses it */
+uint64_t xd_buffer_address(const xd_buffer *buffer);
+uint64_t xd_buffer_bytes(const xd_buffer *buffer);
+int xd_buffer_device(const xd_buffer *buffer);
+/* The host is about to read or write page-locked memory: a check on simulated devices, nothing elsewhere. */
+int xd_host_access(xd_runtime *runtime, const void *address, uint64_t bytes, int write, xd_error *err);
+
+/* ---- the pinned ring (ring.c) ---------------------------------------------------------------------------------- */
+
+/* A fixed number of page-locked tiles, handed out in turn. Each carries the event after which it may be written again:
+   recorded by the last operation that read it. */
+typedef struct xd_tile {
+    void *address;
+    uint64_t bytes;   /* the ring's tile size */
+    unsigned index;
+} xd_tile;
+
+int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err);
+void xd_ring_close(xd_ring **ring); /* waits for tiles in flight */
+unsigned xd_ring_tiles(const xd_ring *ring);
+uint64_t xd_ring_tile_bytes(const xd_ring *ring);
+/* The next tile, once the host may write it. Blocks; gives up after timeout ns: *got is 0 then. */
+int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_error *err);
+/* The next tile, for a stream: the stream waits until it may write it, the host does not. */
+int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error *err);
+/* The tile's last reader is queued on this stream: it is free when the stream gets there. */
+int xd_ring_submit(xd_ring *ring, const xd_tile *tile, xd_stream *reader, xd_error *err);
+/* Hands an unused tile back. */
+void xd_ring_release(xd_ring *ring, const xd_tile *tile);
+/* Waits until no tile is in flight. */
+int xd_ring_drain(xd_ring *ring, xd_error *err);
+
+/* ---- links (link.c) -------------------------------------------------------------------------------------------- */
+
+enum { XD_DIRECT = 0, XD_STAGED = 1, XD_BY_SIZE = 2 };
+
+typedef struct xd_link_options {
+    int path;              /* XD_DIRECT, XD_STAGED, or XD_BY_SIZE: direct from direct_from bytes up, staged below */
+    uint64_t direct_from;
+    uint64_t max_bytes;    /* the largest copy expected: bounds the ring. 0: unknown, the ring has its full size */
+    uint64_t tile_bytes;   /* 0: fitted to each copy, sqrt(tile_cost * rate * bytes) */
+    unsigned tiles;        /* 0: 4 */
+    double rate;           /* bytes/s of the slower leg; 0: 50e9 */
+    int gate;              /* 0: do not wait for the destination to be free (wrong results are then possible) */
+} xd_link_options;
+
+/* One ordered pair of devices; both may be the same device. XD_DIRECT without peer access is XD_NO_PEER. */
+int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_device, const xd_link_options *options,
+                 xd_error *err);
+void xd_link_close(xd_link **link); /* waits for copies in flight */
+
+typedef struct xd_copy {
+    uint64_t dst, src;
+    uint64_t width, height;        /* as in xd_transfer; 0 bytes copies nothing and keeps the order */
+    uint64_t dst_pitch, src_pitch;
+    xd_event *source_ready; /* waited for before the source is read; NULL: ready */
+    xd_event *dest_free;    /* waited for before the destination is written; NULL: free */
+    xd_event *released;     /* recorded when the source has been read; NULL: not wanted */
+    xd_event *arrived;      /* recorded when the destination has been written; NULL: not wanted; may equal released */
+} xd_copy;
+/* Enqueues; never waits for a device (unless force_sync). After an error no event of the copy has been recorded by
+   this call, or the error is XD_DEVICE_FAULT. */
+int xd_link_copy(xd_link *link, const xd_copy *copy, xd_error *err);
+int xd_link_path(const xd_link *link, uint64_t bytes);  /* XD_DIRECT or XD_STAGED */
+uint64_t xd_link_tile(const xd_link *link, uint64_t bytes); /* tile size a staged copy of this size uses */
+uint64_t xd_link_pinned_bytes(const xd_link *link);
+
+/* ---- the throttle (throttle.c) --------------------------------------------------------------------------------- */
+
+/* At most `limit` admitted and not yet retired. Retirement is an event at the end of the last stage. */
+int xd_throttle_open(xd_throttle **out, xd_runtime *runtime, unsigned limit, xd_error *err);
+void xd_throttle_close(xd_throttle **throttle);
+/* Waits until fewer than limit are in flight, then takes a place; *admitted is 0 when timeout ns passed first. */
+int xd_throttle_admit(xd_throttle *throttle, uint64_t timeout, int *admitted, xd_error *err);
+/* The oldest place without an exit event leaves when `stream` gets here. */
+int xd_throttle_retire(xd_throttle *throttle, xd_stream *stream, xd_error *err);
+/* Gives the newest place back: the microbatch never ran. */
+void xd_throttle_withdraw(xd_throttle *throttle);
+int xd_throttle_in_flight(xd_throttle *throttle, unsigned *count, xd_error *err);
+uint64_t xd_throttle_blocked(const xd_throttle *throttle); /* ns spent waiting in admit so far */
+
+/* ---- the reader (reader.c) ------------------------------------------------------------------------------------- */
+
+/* A range of a file that goes to one range of device memory. */
+typedef struct xd_piece {
+    int fd;
+    int direct_fd;   /* the same file opened with O_DIRECT, or -1 */
+    int device;
+    uint64_t offset, bytes;
+    uint64_t address;
+} xd_piece;
+
+typedef struct xd_reader_options {
+    unsigned tiles;       /* of the pinned ring; 0: 32 */
+    uint64_t tile_bytes;  /* 0: 1 MiB */
+    int async_uploads;    /* 0: each worker waits for its upload before it reads on */
+} xd_reader_options;
+
+/* Pieces are copied. Several workers may run at once; each takes the next tile's worth from one shared queue. */
+int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
+                   const xd_reader_options *options, xd_error *err);
+void xd_reader_close(xd_reader **reader);
+/* Runs until the queue is empty, the reader is cancelled (XD_CANCELLED) or any worker failed (its error). */
+int xd_reader_run(xd_reader *reader, xd_error *err);
+/* Every upload queued by the workers is complete on its device. */
+int xd_reader_drain(xd_reader *reader, xd_error *err);
+void xd_reader_cancel(xd_reader *reader);
+uint64_t xd_reader_done(const xd_reader *reader, int device); /* bytes handed to the device so far */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

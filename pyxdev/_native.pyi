@@ -1,0 +1,310 @@
+"""The native runtime: streams, events, memory, links, throttle, reader. See native/xdev.h for the rules."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+HOST: int  # the device ordinal of page-locked host memory
+
+class Driver:
+    """A driver table, not yet opened. Given to one Runtime, which takes it over."""
+
+    @property
+    def name(self) -> str: ...
+
+class FaultDriver(Driver):
+    """Wraps another driver; makes a chosen call fail. Stays usable as a handle after a Runtime took it over."""
+
+    def __init__(self, inner: Driver) -> None: ...
+    def arm(self, at: int, *, sticky: bool = False, status: str = "DRIVER") -> None:
+        """Call number `at` from now on fails with `status` (a name of xd_status), once or from then on. 0 disarms."""
+    @property
+    def calls(self) -> int: ...
+
+def cuda_symbols() -> list[tuple[str, int, bool]]:
+    """(name, version to ask of cuGetProcAddress, optional) of every entry point the CUDA driver uses."""
+
+def cuda_driver(symbols: Mapping[str, int]) -> Driver: ...
+def hip_symbols() -> list[tuple[str, int, bool]]: ...
+def hip_driver(symbols: Mapping[str, int]) -> Driver: ...
+def sim_driver(machine: Mapping[str, Any]) -> SimDriver: ...
+
+class SimDriver(Driver): ...
+
+class DeviceInfo:
+    name: str
+    uuid: str
+    pci: str
+    arch: str
+    memory: int
+    integrated: bool
+    copy_engines: int
+
+class Live:
+    streams: int
+    events: int
+    buffers: int
+    rings: int
+    links: int
+    throttles: int
+    readers: int
+    device_bytes: int
+    pinned_bytes: int
+    def any(self) -> bool: ...
+
+class Runtime:
+    """Opens the driver. Closing it while children are alive raises Busy; use it as a context manager or close it."""
+
+    def __init__(self, driver: Driver, *, force_sync: bool = False) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def device_count(self) -> int: ...
+    def device_info(self, device: int) -> DeviceInfo: ...
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """(free, total) bytes."""
+    def peer_capable(self, device: int, peer: int) -> bool: ...
+    def peer_enable(self, device: int, peer: int) -> bool: ...
+    def clock(self) -> float:
+        """Seconds on the runtime's clock: monotonic host time, or simulated time."""
+    force_sync: bool
+    def live(self) -> Live: ...
+    def stream(self, device: int) -> Stream: ...
+    def event(self, *, timing: bool = False) -> Event: ...
+    def buffer(self, device: int, nbytes: int, *, managed: bool = False) -> Buffer:
+        """Device memory, or page-locked memory for HOST. managed: freed by garbage collection without a warning."""
+    def link(
+        self,
+        src: int,
+        dst: int,
+        *,
+        path: str = "staged",
+        direct_from: int = 0,
+        max_bytes: int = 0,
+        tile_bytes: int = 0,
+        tiles: int = 0,
+        rate: float = 0.0,
+        gate: bool = True,
+    ) -> Link:
+        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up)."""
+    def ring(self, tiles: int, tile_bytes: int) -> Ring: ...
+    def throttle(self, limit: int) -> Throttle: ...
+    def host_access(self, address: int, nbytes: int, *, write: bool) -> None: ...
+
+class Stream:
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def handle(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def wait(self, event: Event) -> None: ...
+    def idle(self) -> bool: ...
+    def synchronize(self, timeout: float | None = None) -> bool:
+        """Waits for everything queued so far; False when `timeout` seconds passed first."""
+    def fill(self, address: int, byte: int, nbytes: int) -> None: ...
+    def copy(
+        self,
+        dst: int,
+        src: int,
+        width: int,
+        *,
+        dst_device: int,
+        src_device: int,
+        height: int = 1,
+        dst_pitch: int = 0,
+        src_pitch: int = 0,
+    ) -> None: ...
+    def launch(
+        self,
+        run: Callable[[], object],
+        *,
+        cost: float = 0.0,
+        label: str = "",
+        reads: Sequence[tuple[int, int]] = (),
+        writes: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """A Python function as a kernel in stream order, simulated devices only. cost: seconds of the compute engine.
+        reads, writes: (address, bytes) on this stream's device. The function must not wait for a device; an exception
+        that leaves it is a device fault."""
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class Event:
+    @property
+    def device(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def record(self, stream: Stream) -> None: ...
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks without the GIL; Ctrl-C is seen. False when `timeout` seconds (on the runtime's clock) passed first."""
+    def elapsed_since(self, begin: Event) -> float: ...
+
+class Buffer:
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    # Buffer protocol (writable bytes): page-locked memory and simulated devices only; BufferError otherwise.
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Link:
+    @property
+    def src(self) -> int: ...
+    @property
+    def dst(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def copy(
+        self,
+        dst: int,
+        src: int,
+        width: int,
+        *,
+        height: int = 1,
+        dst_pitch: int = 0,
+        src_pitch: int = 0,
+        source_ready: Event | None = None,
+        dest_free: Event | None = None,
+        released: Event | None = None,
+        arrived: Event | None = None,
+    ) -> None: ...
+    def path(self, nbytes: int) -> str: ...
+    def tile(self, nbytes: int) -> int: ...
+    @property
+    def pinned_bytes(self) -> int: ...
+
+class Tile:
+    address: int
+    nbytes: int
+    index: int
+
+class Ring:
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def tile_bytes(self) -> int: ...
+    def acquire(self, timeout: float | None = None) -> Tile | None: ...
+    def acquire_on(self, stream: Stream) -> Tile: ...
+    def submit(self, tile: Tile, reader: Stream) -> None: ...
+    def release(self, tile: Tile) -> None: ...
+    def drain(self) -> None: ...
+
+class Throttle:
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def limit(self) -> int: ...
+    def admit(self, timeout: float | None = None) -> bool: ...
+    def retire(self, stream: Stream) -> None: ...
+    def withdraw(self) -> None: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def blocked(self) -> float:
+        """Seconds spent waiting in admit so far."""
+
+class Reader:
+    """Runs file pieces into device memory through a pinned ring; see xd_reader in native/xdev.h."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pieces: Sequence[tuple[int, int, int, int, int, int]],
+        *,
+        tiles: int = 0,
+        tile_bytes: int = 0,
+        async_uploads: bool = True,
+    ) -> None:
+        """pieces: (fd, direct fd or -1, device, offset, bytes, address)."""
+    def run(self) -> None:
+        """One worker; call it from several threads. Without the GIL."""
+    def drain(self) -> None: ...
+    def cancel(self) -> None: ...
+    def done(self, device: int) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+
+class Array:
+    """A typed, shaped view of device memory. Keeps `owner` alive. Exports DLPack and __cuda_array_interface__;
+    on simulated devices it exports as CPU memory (and __array_interface__).
+
+    dtype: a name ("float32", "bfloat16", "int64", "bool", "float8_e4m3fn", ...) or a raw block type ("Q4_1"), whose
+    shape counts values and whose nbytes counts blocks; raw types export only through .raw.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        device: int,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        strides: tuple[int, ...] | None = None,
+        nbytes: int | None = None,
+        owner: object = None,
+        ready: Event | None = None,
+        stream: Stream | None = None,
+    ) -> None:
+        """strides: in elements, None for C order. ready: the event after which the data is there."""
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def owner(self) -> object: ...
+    @property
+    def ready(self) -> Event | None: ...
+    @property
+    def raw(self) -> Array:
+        """The same bytes as a one-dimensional uint8 array."""
+    def numpy(self) -> Any:
+        """A copy in host memory; waits for `ready`. BFloat16 and 8-bit floats come as their bit patterns with a clear
+        error unless ml_dtypes is installed."""
+    def torch(self) -> Any:
+        """A zero-copy torch tensor through DLPack."""
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
