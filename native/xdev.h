@@ -117,6 +117,8 @@ int xd_runtime_forced_sync(const xd_runtime *runtime);
 /* ---- streams and events (stream.c) ----------------------------------------------------------------------------- */
 
 int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *err);
+/* Somebody else's stream by its vendor handle: closing leaves it alone, and it must outlive this object. */
+int xd_stream_adopt(xd_stream **out, xd_runtime *runtime, int device, void *handle, xd_error *err);
 void xd_stream_close(xd_stream **stream); /* work already queued still runs */
 int xd_stream_device(const xd_stream *stream);
 void *xd_stream_handle(const xd_stream *stream); /* the vendor's stream */

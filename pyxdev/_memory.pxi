@@ -1,0 +1,373 @@
+# Buffer, Ring, Link and Throttle.
+
+PATHS = {"direct": XD_DIRECT, "staged": XD_STAGED, "by_size": XD_BY_SIZE}
+
+
+@cython.no_gc_clear
+cdef class Buffer:
+    cdef xd_buffer *ptr
+    cdef readonly Runtime runtime
+    cdef bint managed
+    cdef int exports
+    cdef Py_ssize_t length  # shape of an exported buffer
+    cdef object __weakref__
+
+    cdef Buffer open(self, Runtime runtime, int device, nbytes, bint managed):
+        cdef xd_error err
+        cdef xd_runtime *parent = runtime.alive()
+        cdef xd_buffer *out = NULL
+        cdef uint64_t size
+        cdef int status
+        if nbytes < 0:
+            raise errors.InvalidArgument(f"nbytes is {nbytes}; 0 or more is allowed")
+        size = nbytes
+        with nogil:
+            status = xd_buffer_open(&out, parent, device, size, &err)
+        check(status, &err)
+        self.ptr = out
+        self.runtime = runtime
+        self.managed = managed
+        return self
+
+    cdef xd_buffer *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the buffer is closed")
+        return self.ptr
+
+    def close(self):
+        if self.ptr == NULL:
+            return
+        if self.exports:
+            raise errors.Busy(f"the buffer is still exported to {self.exports} memoryviews or NumPy arrays")
+        with nogil:
+            xd_buffer_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            if not self.managed:
+                leaked(self)
+            self.close()
+
+    def __repr__(self):
+        if self.ptr == NULL:
+            return "<pyxdev.Buffer, closed>"
+        place = "page-locked host memory" if self.device == HOST else f"device {self.device}"
+        return f"<pyxdev.Buffer {self.nbytes} bytes, {place}>"
+
+    @property
+    def device(self):
+        return xd_buffer_device(self.alive())
+
+    @property
+    def address(self):
+        return xd_buffer_address(self.alive())
+
+    @property
+    def nbytes(self):
+        return xd_buffer_bytes(self.alive())
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        cdef xd_buffer *buffer = self.alive()
+        if xd_buffer_device(buffer) != HOST and self.runtime.backend != "sim":
+            raise BufferError(f"memory of a {self.runtime.backend} device cannot be read by the host; copy it first")
+        self.length = xd_buffer_bytes(buffer)
+        view.buf = <void *><uintptr_t>xd_buffer_address(buffer)
+        view.obj = self
+        view.len = self.length
+        view.itemsize = 1
+        view.readonly = 0
+        view.ndim = 1
+        view.format = "B"
+        view.shape = &self.length
+        view.strides = &view.itemsize
+        view.suboffsets = NULL
+        view.internal = NULL
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.exports -= 1
+
+
+@cython.no_gc_clear
+cdef class Link:
+    cdef xd_link *ptr
+    cdef readonly Runtime runtime
+    cdef readonly int src
+    cdef readonly int dst
+    cdef object __weakref__
+
+    cdef Link open(self, Runtime runtime, int src, int dst, path="staged", direct_from=0, max_bytes=0, tile_bytes=0,
+                   tiles=0, rate=0.0, gate=True):
+        cdef xd_error err
+        cdef xd_runtime *parent = runtime.alive()
+        cdef xd_link *out = NULL
+        cdef xd_link_options options
+        cdef int status
+        if path not in PATHS:
+            raise errors.InvalidArgument(f"path is {path!r}; allowed: {', '.join(PATHS)}")
+        options.path = PATHS[path]
+        options.direct_from = direct_from
+        options.max_bytes = max_bytes
+        options.tile_bytes = tile_bytes
+        options.tiles = tiles
+        options.rate = rate
+        options.gate = gate
+        with nogil:
+            status = xd_link_open(&out, parent, src, dst, &options, &err)
+        check(status, &err)
+        self.ptr = out
+        self.runtime = runtime
+        self.src = src
+        self.dst = dst
+        return self
+
+    cdef xd_link *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the link is closed")
+        return self.ptr
+
+    def close(self):
+        with nogil:
+            xd_link_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            leaked(self)
+            self.close()
+
+    def __repr__(self):
+        return f"<pyxdev.Link {self.src} to {self.dst}{', closed' if self.ptr == NULL else ''}>"
+
+    def copy(self, uint64_t dst, uint64_t src, uint64_t width, *, uint64_t height=1, uint64_t dst_pitch=0,
+             uint64_t src_pitch=0, Event source_ready=None, Event dest_free=None, Event released=None,
+             Event arrived=None):
+        cdef xd_error err
+        cdef xd_link *link = self.alive()
+        cdef xd_copy copy
+        cdef int status
+        copy.dst, copy.src = dst, src
+        copy.width, copy.height = width, height
+        copy.dst_pitch, copy.src_pitch = dst_pitch, src_pitch
+        copy.source_ready = NULL if source_ready is None else source_ready.alive()
+        copy.dest_free = NULL if dest_free is None else dest_free.alive()
+        copy.released = NULL if released is None else released.alive()
+        copy.arrived = NULL if arrived is None else arrived.alive()
+        with nogil:
+            status = xd_link_copy(link, &copy, &err)
+        check(status, &err)
+
+    def path(self, uint64_t nbytes):
+        return "direct" if xd_link_path(self.alive(), nbytes) == XD_DIRECT else "staged"
+
+    def tile(self, uint64_t nbytes):
+        return xd_link_tile(self.alive(), nbytes)
+
+    @property
+    def pinned_bytes(self):
+        return xd_link_pinned_bytes(self.alive())
+
+
+cdef class Tile:
+    cdef xd_tile tile
+
+    @property
+    def address(self):
+        return <uintptr_t>self.tile.address
+
+    @property
+    def nbytes(self):
+        return self.tile.bytes
+
+    @property
+    def index(self):
+        return self.tile.index
+
+    def __repr__(self):
+        return f"<pyxdev.Tile {self.index}, {self.nbytes} bytes>"
+
+
+@cython.no_gc_clear
+cdef class Ring:
+    cdef xd_ring *ptr
+    cdef readonly Runtime runtime
+    cdef object __weakref__
+
+    cdef Ring open(self, Runtime runtime, unsigned tiles, uint64_t tile_bytes):
+        cdef xd_error err
+        cdef xd_runtime *parent = runtime.alive()
+        cdef xd_ring *out = NULL
+        cdef int status
+        with nogil:
+            status = xd_ring_open(&out, parent, tiles, tile_bytes, &err)
+        check(status, &err)
+        self.ptr = out
+        self.runtime = runtime
+        return self
+
+    cdef xd_ring *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the ring is closed")
+        return self.ptr
+
+    def close(self):
+        with nogil:
+            xd_ring_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            leaked(self)
+            self.close()
+
+    def __repr__(self):
+        if self.ptr == NULL:
+            return "<pyxdev.Ring, closed>"
+        return f"<pyxdev.Ring {self.tiles} tiles of {self.tile_bytes} bytes>"
+
+    @property
+    def tiles(self):
+        return xd_ring_tiles(self.alive())
+
+    @property
+    def tile_bytes(self):
+        return xd_ring_tile_bytes(self.alive())
+
+    def acquire(self, timeout=None):
+        cdef xd_error err
+        cdef xd_ring *ring = self.alive()
+        cdef Tile tile = Tile.__new__(Tile)
+        cdef uint64_t deadline = after(self.runtime.alive(), nanoseconds(timeout))
+        cdef uint64_t period
+        cdef int got = 0
+        cdef int status
+        while True:
+            period = until(self.runtime.alive(), deadline)
+            with nogil:
+                status = xd_ring_acquire(ring, period, &tile.tile, &got, &err)
+            check(status, &err)
+            if got:
+                return tile
+            PyErr_CheckSignals()
+            if period == 0:
+                return None
+
+    def acquire_on(self, Stream stream not None):
+        cdef xd_error err
+        cdef xd_ring *ring = self.alive()
+        cdef xd_stream *writer = stream.alive()
+        cdef Tile tile = Tile.__new__(Tile)
+        cdef int status
+        with nogil:
+            status = xd_ring_acquire_on(ring, writer, &tile.tile, &err)
+        check(status, &err)
+        return tile
+
+    def submit(self, Tile tile not None, Stream reader not None):
+        cdef xd_error err
+        cdef xd_ring *ring = self.alive()
+        cdef xd_stream *stream = reader.alive()
+        cdef int status
+        with nogil:
+            status = xd_ring_submit(ring, &tile.tile, stream, &err)
+        check(status, &err)
+
+    def release(self, Tile tile not None):
+        xd_ring_release(self.alive(), &tile.tile)
+
+    def drain(self):
+        cdef xd_error err
+        cdef xd_ring *ring = self.alive()
+        cdef int status
+        with nogil:
+            status = xd_ring_drain(ring, &err)
+        check(status, &err)
+
+
+@cython.no_gc_clear
+cdef class Throttle:
+    cdef xd_throttle *ptr
+    cdef readonly Runtime runtime
+    cdef readonly unsigned limit
+    cdef object __weakref__
+
+    cdef Throttle open(self, Runtime runtime, unsigned limit):
+        cdef xd_error err
+        cdef xd_throttle *out = NULL
+        check(xd_throttle_open(&out, runtime.alive(), limit, &err), &err)
+        self.ptr = out
+        self.runtime = runtime
+        self.limit = limit
+        return self
+
+    cdef xd_throttle *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the throttle is closed")
+        return self.ptr
+
+    def close(self):
+        with nogil:
+            xd_throttle_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            leaked(self)
+            self.close()
+
+    def __repr__(self):
+        return f"<pyxdev.Throttle limit {self.limit}{', closed' if self.ptr == NULL else ''}>"
+
+    def admit(self, timeout=None):
+        cdef xd_error err
+        cdef xd_throttle *throttle = self.alive()
+        cdef uint64_t deadline = after(self.runtime.alive(), nanoseconds(timeout))
+        cdef uint64_t period
+        cdef int admitted = 0
+        cdef int status
+        while True:
+            period = until(self.runtime.alive(), deadline)
+            with nogil:
+                status = xd_throttle_admit(throttle, period, &admitted, &err)
+            check(status, &err)
+            if admitted:
+                return True
+            PyErr_CheckSignals()
+            if period == 0:
+                return False
+
+    def retire(self, Stream stream not None):
+        cdef xd_error err
+        cdef xd_throttle *throttle = self.alive()
+        cdef xd_stream *exit = stream.alive()
+        cdef int status
+        with nogil:
+            status = xd_throttle_retire(throttle, exit, &err)
+        check(status, &err)
+
+    def withdraw(self):
+        xd_throttle_withdraw(self.alive())
+
+    @property
+    def in_flight(self):
+        cdef xd_error err
+        cdef unsigned count = 0
+        check(xd_throttle_in_flight(self.alive(), &count, &err), &err)
+        return count
+
+    @property
+    def blocked(self):
+        return xd_throttle_blocked(self.alive()) * 1e-9

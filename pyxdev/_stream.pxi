@@ -1,0 +1,246 @@
+# Stream and Event; Python functions as kernels of simulated devices.
+
+cdef int run_python(void *arg) noexcept with gil:
+    """A Python function in stream order. What it raises is reported as unraisable and fails the device."""
+    try:
+        (<object>arg)()
+    except BaseException as failure:
+        unraisable(failure, <object>arg)
+        return 1
+    return 0
+
+
+cdef void drop_python(void *arg) noexcept with gil:
+    Py_DECREF(<object>arg)
+
+
+cdef object unraisable(BaseException failure, object where):
+    import sys
+
+    sys.unraisablehook(
+        sys.UnraisableHookArgs((type(failure), failure, failure.__traceback__, "exception in a kernel", where))
+    )
+
+
+@cython.no_gc_clear
+cdef class Stream:
+    cdef xd_stream *ptr
+    cdef readonly Runtime runtime
+    cdef readonly int device
+    cdef bint adopted
+    cdef Event tail  # reused by synchronize
+    cdef object __weakref__
+
+    cdef Stream open(self, Runtime runtime, int device, uintptr_t handle=0):
+        cdef xd_error err
+        cdef xd_runtime *parent = runtime.alive()
+        cdef xd_stream *out = NULL
+        cdef int status
+        with nogil:
+            if handle:
+                status = xd_stream_adopt(&out, parent, device, <void *>handle, &err)
+            else:
+                status = xd_stream_open(&out, parent, device, &err)
+        check(status, &err)
+        self.ptr = out
+        self.runtime = runtime
+        self.device = device
+        self.adopted = handle != 0
+        return self
+
+    cdef xd_stream *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the stream is closed")
+        return self.ptr
+
+    def close(self):
+        if self.tail is not None:
+            self.tail.close()
+            self.tail = None
+        with nogil:
+            xd_stream_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            if not self.adopted:
+                leaked(self)
+            self.close()
+
+    def __repr__(self):
+        return f"<pyxdev.Stream device {self.device}{', closed' if self.ptr == NULL else ''}>"
+
+    @property
+    def handle(self):
+        return <uintptr_t>xd_stream_handle(self.alive())
+
+    def __cuda_stream__(self):
+        if self.runtime.backend != "cuda":
+            raise AttributeError(f"streams of the {self.runtime.backend} backend are not CUDA streams")
+        return 0, self.handle
+
+    def wait(self, Event event not None):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef xd_event *awaited = event.alive()
+        cdef int status
+        with nogil:
+            status = xd_stream_wait(stream, awaited, &err)
+        check(status, &err)
+
+    def idle(self):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef int idle = 0
+        cdef int status
+        with nogil:
+            status = xd_stream_query(stream, &idle, &err)
+        check(status, &err)
+        return bool(idle)
+
+    def synchronize(self, timeout=None):
+        if self.tail is None:
+            self.tail = self.runtime.event()
+        self.tail.record(self)
+        return self.tail.wait(timeout)
+
+    def fill(self, uint64_t address, int byte, uint64_t nbytes):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef int status
+        with nogil:
+            status = xd_stream_fill(stream, address, byte, nbytes, &err)
+        check(status, &err)
+
+    def copy(self, uint64_t dst, uint64_t src, uint64_t width, *, int dst_device, int src_device, uint64_t height=1,
+             uint64_t dst_pitch=0, uint64_t src_pitch=0):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef xd_transfer transfer
+        cdef int status
+        transfer.dst_device, transfer.src_device = dst_device, src_device
+        transfer.dst, transfer.src = dst, src
+        transfer.width, transfer.height = width, height
+        transfer.dst_pitch, transfer.src_pitch = dst_pitch, src_pitch
+        with nogil:
+            status = xd_stream_copy(stream, &transfer, &err)
+        check(status, &err)
+
+    def launch(self, run not None, *, double cost=0.0, label="", reads=(), writes=()):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef xd_kernel kernel
+        cdef xd_range *ranges = NULL
+        cdef size_t index = 0
+        cdef int status
+        cdef bytes text = label.encode()
+        if self.runtime.backend != "sim":
+            # Driver threads must not run Python: the driver's lock and the GIL would be taken in both orders.
+            raise errors.Unsupported(f"Python kernels run on simulated devices only, not on {self.runtime.backend}")
+        if not cost >= 0:
+            raise errors.InvalidArgument(f"cost is {cost!r}; seconds from 0 up are allowed")
+        ranges = <xd_range *>PyMem_Malloc(max(1, len(reads) + len(writes)) * sizeof(xd_range))
+        if ranges == NULL:
+            raise MemoryError
+        try:
+            for written, accesses in ((0, reads), (1, writes)):
+                for address, nbytes in accesses:
+                    ranges[index].device = self.device
+                    ranges[index].address, ranges[index].bytes = address, nbytes
+                    ranges[index].write = written
+                    index += 1
+            kernel.run, kernel.drop, kernel.arg = run_python, drop_python, <void *>run
+            kernel.cost = <uint64_t>(cost * 1e9)
+            kernel.label = text
+            kernel.ranges, kernel.range_count = ranges, index
+            Py_INCREF(run)  # given back by drop_python, which is called on failure too
+            with nogil:
+                status = xd_stream_launch(stream, &kernel, &err)
+            check(status, &err)
+        finally:
+            PyMem_Free(ranges)
+
+
+@cython.no_gc_clear
+cdef class Event:
+    cdef xd_event *ptr
+    cdef readonly Runtime runtime
+    cdef object __weakref__
+
+    cdef Event open(self, Runtime runtime, bint timing):
+        cdef xd_error err
+        cdef xd_event *out = NULL
+        check(xd_event_open(&out, runtime.alive(), timing, &err), &err)
+        self.ptr = out
+        self.runtime = runtime
+        return self
+
+    cdef xd_event *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the event is closed")
+        return self.ptr
+
+    def close(self):
+        with nogil:
+            xd_event_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __dealloc__(self):
+        with nogil:
+            xd_event_close(&self.ptr)
+
+    def __repr__(self):
+        return f"<pyxdev.Event{', closed' if self.ptr == NULL else f' device {self.device}'}>"
+
+    @property
+    def device(self):
+        return xd_event_device(self.alive())
+
+    def record(self, Stream stream not None):
+        cdef xd_error err
+        cdef xd_event *event = self.alive()
+        cdef xd_stream *recorder = stream.alive()
+        cdef int status
+        with nogil:
+            status = xd_event_record(event, recorder, &err)
+        check(status, &err)
+
+    def done(self):
+        cdef xd_error err
+        cdef xd_event *event = self.alive()
+        cdef int done = 0
+        cdef int status
+        with nogil:
+            status = xd_event_query(event, &done, &err)
+        check(status, &err)
+        return bool(done)
+
+    def wait(self, timeout=None):
+        cdef xd_error err
+        cdef xd_event *event = self.alive()
+        cdef uint64_t deadline = after(self.runtime.alive(), nanoseconds(timeout))
+        cdef uint64_t period
+        cdef int done = 0
+        cdef int status
+        while True:
+            period = until(self.runtime.alive(), deadline)
+            with nogil:
+                status = xd_event_wait(event, period, &done, &err)
+            check(status, &err)
+            if done:
+                return True
+            PyErr_CheckSignals()
+            if period == 0:
+                return False
+
+    def elapsed_since(self, Event begin not None):
+        cdef xd_error err
+        cdef double seconds = 0
+        check(xd_event_elapsed(begin.alive(), self.alive(), &seconds, &err), &err)
+        return seconds
