@@ -1,0 +1,118 @@
+/* Device memory and page-locked host memory. */
+#include "internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct xd_buffer {
+    xd_runtime *runtime;
+    int device;
+    uint64_t address, bytes;
+};
+
+static int is_pinned(int device)
+{
+    return device == XD_HOST;
+}
+
+static atomic_llong *held(xd_runtime *runtime, int device)
+{
+    return is_pinned(device) ? &runtime->pinned_bytes : &runtime->device_bytes;
+}
+
+static int allocate(xd_runtime *runtime, int device, uint64_t bytes, uint64_t *address, xd_error *err)
+{
+    xd_driver *driver = runtime->driver;
+    if (!is_pinned(device))
+        return driver->device_alloc(driver, device, bytes, address, err);
+    void *memory;
+    int status = driver->host_alloc(driver, bytes, &memory, err);
+    if (!status)
+        *address = (uint64_t)(uintptr_t)memory;
+    return status;
+}
+
+/* The driver says that memory ran out; how much of it is ours is known here. */
+static int explain(xd_runtime *runtime, int device, uint64_t bytes, int status, xd_error *err)
+{
+    int code = err ? err->code : 0;
+    long long ours = atomic_load(held(runtime, device));
+    if (status == XD_NO_PINNED_MEMORY)
+        return xd_fail(err, status, code, "buffer_open",
+                       "no page-locked host memory for %" PRIu64 " bytes; this runtime holds %lld bytes of it", bytes,
+                       ours);
+    if (status == XD_NO_DEVICE_MEMORY)
+        return xd_fail(err, status, code, "buffer_open",
+                       "no memory on device %d for %" PRIu64 " bytes; this runtime holds %lld bytes on all devices",
+                       device, bytes, ours);
+    return status;
+}
+
+int xd_buffer_open(xd_buffer **out, xd_runtime *runtime, int device, uint64_t bytes, xd_error *err)
+{
+    int status = is_pinned(device) ? xd_runtime_enter(runtime, "buffer_open", err)
+                                   : xd_runtime_check_device(runtime, device, "buffer_open", err);
+    if (status)
+        return status;
+    xd_buffer *buffer = xd_new(sizeof *buffer, "buffer_open", err);
+    if (!buffer)
+        return XD_NO_HOST_MEMORY;
+    *buffer = (xd_buffer){.runtime = runtime, .device = device, .bytes = bytes};
+    if (bytes)
+        status = allocate(runtime, device, bytes, &buffer->address, err);
+    if (status) {
+        free(buffer);
+        return explain(runtime, device, bytes, status, err);
+    }
+    atomic_fetch_add(held(runtime, device), (long long)bytes);
+    xd_runtime_count(runtime, XD_LIVE_BUFFERS, 1);
+    *out = buffer;
+    return XD_OK;
+}
+
+void xd_buffer_close(xd_buffer **at)
+{
+    xd_buffer *buffer = at ? *at : NULL;
+    if (!buffer)
+        return;
+    xd_driver *driver = buffer->runtime->driver;
+    if (buffer->bytes && xd_runtime_owned(buffer->runtime)) {
+        if (is_pinned(buffer->device))
+            driver->host_free(driver, (void *)(uintptr_t)buffer->address, NULL);
+        else
+            driver->device_free(driver, buffer->device, buffer->address, NULL);
+    }
+    xd_buffer_abandon(at);
+}
+
+void xd_buffer_abandon(xd_buffer **at)
+{
+    xd_buffer *buffer = *at;
+    atomic_fetch_sub(held(buffer->runtime, buffer->device), (long long)buffer->bytes);
+    xd_runtime_count(buffer->runtime, XD_LIVE_BUFFERS, -1);
+    free(buffer);
+    *at = NULL;
+}
+
+uint64_t xd_buffer_address(const xd_buffer *buffer)
+{
+    return buffer->address;
+}
+
+uint64_t xd_buffer_bytes(const xd_buffer *buffer)
+{
+    return buffer->bytes;
+}
+
+int xd_buffer_device(const xd_buffer *buffer)
+{
+    return buffer->device;
+}
+
+int xd_host_access(xd_runtime *runtime, const void *address, uint64_t bytes, int write, xd_error *err)
+{
+    int status = xd_runtime_enter(runtime, "host_access", err);
+    if (status || !runtime->driver->host_access)
+        return status;
+    return runtime->driver->host_access(runtime->driver, address, bytes, write, err);
+}
