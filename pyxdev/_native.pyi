@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from pyxdev.settings import Settings
+
 HOST: int  # the device ordinal of page-locked host memory
 
 class Driver:
@@ -72,6 +74,7 @@ class Runtime:
     def clock(self) -> float:
         """Seconds on the runtime's clock: monotonic host time, or simulated time."""
     force_sync: bool
+    settings: Settings  # set by pyxdev.backends.open()
     def live(self) -> Live: ...
     def stream(self, device: int) -> Stream: ...
     def adopt_stream(self, device: int, handle: int) -> Stream:
