@@ -38,6 +38,7 @@ struct xd_runtime {
 struct xd_stream {
     xd_runtime *runtime;
     int device;
+    int adopted; /* the handle is somebody else's */
     void *handle;
 };
 

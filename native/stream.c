@@ -7,7 +7,7 @@
 
 /* ---- streams ---- */
 
-int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *err)
+static int open_around(xd_stream **out, xd_runtime *runtime, int device, void *adopted, xd_error *err)
 {
     int status = xd_runtime_check_device(runtime, device, "stream_open", err);
     if (status)
@@ -15,8 +15,9 @@ int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *e
     xd_stream *stream = xd_new(sizeof *stream, "stream_open", err);
     if (!stream)
         return XD_NO_HOST_MEMORY;
-    *stream = (xd_stream){.runtime = runtime, .device = device};
-    status = runtime->driver->stream_create(runtime->driver, device, &stream->handle, err);
+    *stream = (xd_stream){.runtime = runtime, .device = device, .handle = adopted, .adopted = adopted != NULL};
+    if (!adopted)
+        status = runtime->driver->stream_create(runtime->driver, device, &stream->handle, err);
     if (status) {
         free(stream);
         return status;
@@ -26,13 +27,25 @@ int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *e
     return XD_OK;
 }
 
+int xd_stream_open(xd_stream **out, xd_runtime *runtime, int device, xd_error *err)
+{
+    return open_around(out, runtime, device, NULL, err);
+}
+
+int xd_stream_adopt(xd_stream **out, xd_runtime *runtime, int device, void *handle, xd_error *err)
+{
+    if (!handle)
+        return xd_fail(err, XD_INVALID, 0, "stream_open", "the handle of the stream to adopt is NULL");
+    return open_around(out, runtime, device, handle, err);
+}
+
 void xd_stream_close(xd_stream **at)
 {
     xd_stream *stream = at ? *at : NULL;
     if (!stream)
         return;
     xd_driver *driver = stream->runtime->driver;
-    if (xd_runtime_owned(stream->runtime))
+    if (!stream->adopted && xd_runtime_owned(stream->runtime))
         driver->stream_destroy(driver, stream->device, stream->handle, NULL);
     xd_runtime_count(stream->runtime, XD_LIVE_STREAMS, -1);
     free(stream);
