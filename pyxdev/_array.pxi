@@ -258,8 +258,8 @@ cdef tuple c_strides(tuple shape):
     return tuple(reversed(strides))
 
 
-# A consumer may call a deleter on any thread. The array goes with it: what it owns is freed in stream order or by a close
-# that waits for the device.
+# A consumer may call a deleter on any thread. The array goes with it: what it owns is freed in stream order or by a
+# close that waits for the device.
 
 cdef void delete_versioned(xd_dl_versioned *tensor) noexcept with gil:
     Py_DECREF(<object>tensor.manager)

@@ -1,7 +1,7 @@
 """The wrapper around native/xdev.h: one class per C object, one place that raises. Types stand in _native.pyi.
 
-Every object holds its parent, closes once, and is closed by collection as a safety net, which warns. Calls that may block
-or reach a driver run without the GIL.
+Every object holds its parent, closes once, and is closed by collection as a safety net, which warns. Calls that may
+block or reach a driver run without the GIL.
 """
 
 import warnings
@@ -116,7 +116,8 @@ cdef class FaultDriver(Driver):
             if xd_status_name(number) == <bytes>status.encode():
                 xd_fault_arm(self.alive(), at, sticky, number)
                 return
-        raise errors.InvalidArgument(f"status is {status!r}; a name of xd_status is allowed: {', '.join(errors.BY_STATUS)}")
+        names = ", ".join(errors.BY_STATUS)
+        raise errors.InvalidArgument(f"status is {status!r}; a name of xd_status is allowed: {names}")
 
     @property
     def calls(self):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """Base of all. `.status` is the name in native/xdev.h, `.code` the driver's own code or errno (0: none), `.operation`
-    what was being done."""
+    """Base of all. `.status` is the name in native/xdev.h, `.code` the driver's own code or errno (0: none),
+    `.operation` what was being done."""
 
     def __init__(self, message: str, *, status: str = "", code: int = 0, operation: str = "") -> None:
         super().__init__(message)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from pyxdev.errors import SettingError
 
@@ -61,7 +61,7 @@ def _text(given: object) -> str:
 def _backend(given: object) -> str:
     if given not in ("auto", "cuda", "hip", "sim"):
         raise ValueError
-    return cast(str, given)
+    return given
 
 
 def _host_stage(given: object) -> HostStage:

