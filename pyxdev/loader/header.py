@@ -1,0 +1,137 @@
+"""What the header readers share: an opened model file, what a header says, and how one is refused. Pure Python."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from pyxdev.errors import FileRefused, ReadError
+
+MAX_VALUES = 2**63 - 1  # what a shape may multiply up to; also the largest single dimension
+
+
+class Tensor(NamedTuple):
+    """One tensor of a file. `shape` counts values, slowest dimension first (row-major), whatever order the file uses;
+    `offset` is from the start of the file; `dtype` is the file's own name for the type ("F32", "BF16", "Q4_1")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything a header says, checked against the size of the file. `notes` are oddities that do not stop a load."""
+
+    format: str
+    tensors: tuple[Tensor, ...]
+    metadata: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def shown(text: str, limit: int = 120) -> str:
+    """A name as it may stand in a message: control characters and broken Unicode escaped, long names cut."""
+    cut = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+    return cut if cut and cut.isprintable() and cut == cut.strip() else repr(cut)
+
+
+def refused(path: str, problem: str, tensor: str | None = None) -> FileRefused:
+    """The error for a file that cannot be loaded; `problem` says what was wanted and what was found."""
+    where = shown(path, 4096) + (": " if tensor is None else f": tensor {shown(tensor)}: ")
+    return FileRefused(where + problem, operation="read_header")
+
+
+class ModelFile:
+    """A regular file opened for reading. Holds the descriptor until close(); `size` is the size when it was opened.
+
+    Raises FileRefused for what is not a regular file, ReadError when the system refuses to open it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fsdecode(path)
+        self.fd = -1
+        try:
+            # O_NONBLOCK: opening a FIFO must not wait for a writer. It changes nothing for a regular file.
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.fd)
+        except FileNotFoundError as error:
+            raise refused(self.path, _missing(self.path)) from error
+        except ValueError as error:  # a NUL in the path
+            raise refused(self.path, str(error)) from error
+        except OSError as error:
+            self.close()
+            text = f"{shown(self.path, 4096)}: cannot be opened: {error.strerror}"
+            raise ReadError(text, status="READ", code=error.errno or 0, operation="open") from error
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise refused(self.path, f"a regular file is wanted, this is {_kind(status.st_mode)}")
+        self.size = status.st_size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Exactly nbytes at offset. FileRefused if the file ends before, ReadError if the system fails."""
+        parts: list[bytes] = []
+        got = 0
+        while got < nbytes:
+            try:
+                part = os.pread(self.fd, min(nbytes - got, 1 << 30), offset + got)
+            except OSError as error:
+                text = f"{shown(self.path, 4096)}: reading {nbytes} bytes at {offset} failed: {error.strerror}"
+                raise ReadError(text, status="READ", code=error.errno or 0, operation="pread") from error
+            if not part:
+                raise refused(self.path, f"ends early: {nbytes} bytes wanted at offset {offset}, {got} present")
+            parts.append(part)
+            got += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def check_impostor(file: ModelFile, head: bytes) -> None:
+    """Raises FileRefused where the first bytes show that this is not the model file but a stand-in for it."""
+    if head.startswith(b"version https://git-lfs"):
+        raise refused(file.path, f"this is a Git LFS pointer, {file.size} bytes; fetch the real file (git lfs pull)")
+    if head.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        raise refused(file.path, f"this is a page of HTML, {file.size} bytes, not a model; download the file again")
+
+
+def count_values(shape: list[int] | tuple[int, ...]) -> int | None:
+    """The product of a shape, or None when it is above MAX_VALUES. Never makes a number much larger than that."""
+    if 0 in shape:
+        return 0
+    values = 1
+    for extent in shape:
+        values *= extent
+        if values > MAX_VALUES:
+            return None
+    return values
+
+
+def _missing(path: str) -> str:
+    if os.path.islink(path):
+        return f"a link to {shown(os.readlink(path), 4096)}, where there is no file"
+    return "no such file"
+
+
+def _kind(mode: int) -> str:
+    kinds = [
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    ]
+    return next((name for test, name in kinds if test(mode)), f"of mode {mode:o}")
