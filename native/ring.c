@@ -18,7 +18,7 @@ struct xd_ring {
     xd_buffer *memory;
     uint64_t tile_bytes;
     unsigned count;
-    unsigned next;
+    uint64_t turns; /* given out; turn i is for tile i % count */
     ring_tile tiles[];
 };
 
@@ -122,10 +122,16 @@ static void hand_back(xd_ring *ring, unsigned index)
     pthread_cond_broadcast(&ring->handed_back);
 }
 
+/* A turn that came to nothing; once others have taken later ones it is lost, and its tile is passed over once. */
+static void undo_turn(xd_ring *ring, uint64_t turn)
+{
+    if (ring->turns == turn + 1)
+        ring->turns = turn;
+}
+
 /* ---- acquire ---- */
 
-/* Each caller waits for the tile of its own turn, so that one slow device does not hold up all. A turn given up is a
-   turn lost: its tile is passed over once. */
+/* Each caller waits for the tile of its own turn, so that one slow device does not hold up everybody. */
 int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_error *err)
 {
     int status = xd_runtime_enter(ring->runtime, "ring_acquire", err);
@@ -136,9 +142,9 @@ int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_
     int taken = 0;
 
     pthread_mutex_lock(&ring->lock);
-    unsigned index = ring->next;
+    uint64_t turn = ring->turns++;
+    unsigned index = (unsigned)(turn % ring->count);
     ring_tile *mine = &ring->tiles[index];
-    ring->next = (index + 1) % ring->count;
     while (!taken) {
         status = check_lost(ring, index, err);
         if (status)
@@ -161,6 +167,8 @@ int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_
             taken = 1;
         }
     }
+    if (!taken)
+        undo_turn(ring, turn);
     pthread_mutex_unlock(&ring->lock);
     if (!status)
         *got = taken;
@@ -175,13 +183,14 @@ int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error 
     if (status)
         return status;
     pthread_mutex_lock(&ring->lock);
-    unsigned index = ring->next;
+    uint64_t turn = ring->turns;
+    unsigned index = (unsigned)(turn % ring->count);
     status = check_lost(ring, index, err);
     if (!status && ring->tiles[index].held)
         status = xd_fail(err, XD_INVALID, 0, "ring_acquire", "tile %u is still held: submit or release it first", index);
     xd_tile taken;
     if (!status) {
-        ring->next = (index + 1) % ring->count;
+        ring->turns++;
         take(ring, index, &taken);
     }
     pthread_mutex_unlock(&ring->lock);

@@ -143,13 +143,11 @@ int xd_throttle_in_flight(xd_throttle *throttle, unsigned *count, xd_error *err)
     int status = xd_runtime_enter(throttle->runtime, "throttle_in_flight", err);
     if (status)
         return status;
+    uint64_t now = xd_runtime_clock(throttle->runtime);
+    int came = 1;
     pthread_mutex_lock(&throttle->lock);
-    int done = 1;
-    while (!status && done && throttle->retired) {
-        status = xd_event_query(throttle->exits[throttle->head], &done, err);
-        if (!status && done)
-            leave_oldest(throttle);
-    }
+    while (!status && came && throttle->retired)
+        status = wait_for_oldest(throttle, now, 0, &came, err);
     if (!status)
         *count = throttle->used;
     pthread_mutex_unlock(&throttle->lock);
