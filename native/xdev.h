@@ -153,8 +153,8 @@ typedef struct xd_kernel {
 /* A host function as a kernel, in stream order. drop is called on failure too. */
 int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err);
 
-/* An event belongs to the device of the stream that last recorded it: the vendor's event is made at the first record,
-   and made anew if a stream of another device records it. */
+/* An event belongs to the device of the stream that last recorded it: the vendor's event of a device is made at the
+   first record there. */
 int xd_event_open(xd_event **out, xd_runtime *runtime, int timing, xd_error *err);
 void xd_event_close(xd_event **event);
 int xd_event_record(xd_event *event, xd_stream *stream, xd_error *err);
@@ -192,9 +192,11 @@ unsigned xd_ring_tiles(const xd_ring *ring);
 uint64_t xd_ring_tile_bytes(const xd_ring *ring);
 /* The next tile, once the host may write it. Blocks; gives up after timeout ns: *got is 0 then. */
 int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_error *err);
-/* The next tile, for a stream: the stream waits until it may write it, the host does not. */
+/* The next tile, for a stream: the stream waits until it may write it, the host does not (unless force_sync). A tile
+   that somebody still holds is XD_INVALID. */
 int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error *err);
-/* The tile's last reader is queued on this stream: it is free when the stream gets there. */
+/* The tile's last reader is queued on this stream: it is free when the stream gets there. Takes the tile even when it
+   fails; a tile whose use could not be recorded is never handed out again: XD_DEVICE_FAULT in its turn. */
 int xd_ring_submit(xd_ring *ring, const xd_tile *tile, xd_stream *reader, xd_error *err);
 /* Hands an unused tile back. */
 void xd_ring_release(xd_ring *ring, const xd_tile *tile);
@@ -229,8 +231,9 @@ typedef struct xd_copy {
     xd_event *released;     /* recorded when the source has been read; NULL: not wanted */
     xd_event *arrived;      /* recorded when the destination has been written; NULL: not wanted; may equal released */
 } xd_copy;
-/* Enqueues; never waits for a device (unless force_sync). After an error no event of the copy has been recorded by
-   this call, or the error is XD_DEVICE_FAULT. */
+/* Enqueues; never waits for a device (unless force_sync). After an error nothing of this copy is in flight any more and
+   no event that it recorded is pending, for the link has waited; what is in the destination is undefined. Where the
+   wait failed too, the link is broken and every later copy on it is XD_DEVICE_FAULT. */
 int xd_link_copy(xd_link *link, const xd_copy *copy, xd_error *err);
 int xd_link_path(const xd_link *link, uint64_t bytes);  /* XD_DIRECT or XD_STAGED */
 uint64_t xd_link_tile(const xd_link *link, uint64_t bytes); /* tile size a staged copy of this size uses */
