@@ -58,10 +58,12 @@ static uint64_t fit_tile(double rate, uint64_t bytes)
     double best = sqrt(TILE_COST * rate * (double)bytes);
     if (best >= (double)TILE_LIMIT)
         return TILE_LIMIT;
-    double tiles = best > 0 ? floor((double)bytes / best + 0.5) : 1;
-    uint64_t count = tiles < 1 ? 1 : (uint64_t)tiles;
-    uint64_t tile = round_up(bytes / count + (bytes % count != 0));
-    return tile < TILE_STEP ? TILE_STEP : tile > TILE_LIMIT ? TILE_LIMIT : tile;
+    if (best <= (double)TILE_STEP)
+        return TILE_STEP;
+    uint64_t tiles = (uint64_t)((double)bytes / best + 0.5);
+    tiles = tiles ? tiles : 1;
+    uint64_t tile = round_up(bytes / tiles + (bytes % tiles != 0));
+    return tile < TILE_LIMIT ? tile : TILE_LIMIT;
 }
 
 uint64_t xd_link_tile(const xd_link *link, uint64_t bytes)
