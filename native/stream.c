@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -158,11 +159,12 @@ int xd_event_query(xd_event *event, int *done, xd_error *err)
     return driver->event_query(driver, device, event->handles[device], done, err);
 }
 
-/* For drivers without event_wait. Most waits are short, so it asks without pause at first; then it sleeps, longer each
-   time, so that a waiting thread costs next to nothing and is late by no more than the longest nap. */
+/* For drivers without event_wait. It asks without pause at first, letting others run in between: a nap of any length
+   ends some 50 us late, which short copies and token loops would feel. Then it sleeps, longer each time, so that a
+   thread that waits for long costs next to nothing. */
 static int poll_event(xd_driver *driver, int device, void *handle, uint64_t timeout, int *done, xd_error *err)
 {
-    enum { SPIN = 30000, FIRST_NAP = 5000, LONGEST_NAP = 50000 }; /* ns */
+    enum { SPIN = 1000000, FIRST_NAP = 5000, LONGEST_NAP = 50000 }; /* ns */
     uint64_t begin = xd_monotonic();
     uint64_t nap = FIRST_NAP;
     for (;;) {
@@ -172,8 +174,10 @@ static int poll_event(xd_driver *driver, int device, void *handle, uint64_t time
         uint64_t waited = xd_monotonic() - begin;
         if (waited >= timeout)
             return XD_OK;
-        if (waited < SPIN)
+        if (waited < SPIN) {
+            sched_yield();
             continue;
+        }
         if (nap > timeout - waited)
             nap = timeout - waited;
         nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);

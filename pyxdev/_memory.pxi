@@ -100,24 +100,13 @@ cdef class Link:
     cdef readonly int dst
     cdef object __weakref__
 
-    cdef Link open(self, Runtime runtime, int src, int dst, path="staged", direct_from=0, max_bytes=0, tile_bytes=0,
-                   tiles=0, rate=0.0, gate=True):
+    cdef Link open(self, Runtime runtime, int src, int dst, const xd_link_options *options):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
         cdef xd_link *out = NULL
-        cdef xd_link_options options
         cdef int status
-        if path not in PATHS:
-            raise errors.InvalidArgument(f"path is {path!r}; allowed: {', '.join(PATHS)}")
-        options.path = PATHS[path]
-        options.direct_from = direct_from
-        options.max_bytes = max_bytes
-        options.tile_bytes = tile_bytes
-        options.tiles = tiles
-        options.rate = rate
-        options.gate = gate
         with nogil:
-            status = xd_link_open(&out, parent, src, dst, &options, &err)
+            status = xd_link_open(&out, parent, src, dst, options, &err)
         check(status, &err)
         self.ptr = out
         self.runtime = runtime

@@ -83,7 +83,11 @@ cdef class Runtime:
     def __del__(self):
         if self.ptr != NULL:
             leaked(self)
-            self.close()
+
+    def __dealloc__(self):
+        # Children hold their runtime, so they are gone by now, also when the interpreter exits.
+        with nogil:
+            xd_runtime_close(&self.ptr, NULL)
 
     def __repr__(self):
         if self.ptr == NULL:
@@ -152,22 +156,33 @@ cdef class Runtime:
         check(xd_host_access(self.alive(), <void *>address, nbytes, write, &err), &err)
 
     def stream(self, int device):
-        return Stream.__new__(Stream).open(self, device)
+        return (<Stream>Stream.__new__(Stream)).open(self, device)
 
     def adopt_stream(self, int device, uintptr_t handle):
-        return Stream.__new__(Stream).open(self, device, handle)
+        return (<Stream>Stream.__new__(Stream)).open(self, device, handle)
 
     def event(self, *, bint timing=False):
-        return Event.__new__(Event).open(self, timing)
+        return (<Event>Event.__new__(Event)).open(self, timing)
 
     def buffer(self, int device, nbytes, *, bint managed=False):
-        return Buffer.__new__(Buffer).open(self, device, nbytes, managed)
+        return (<Buffer>Buffer.__new__(Buffer)).open(self, device, nbytes, managed)
 
-    def link(self, int src, int dst, **options):
-        return Link.__new__(Link).open(self, src, dst, **options)
+    def link(self, int src, int dst, *, path="staged", direct_from=0, max_bytes=0, tile_bytes=0, tiles=0, rate=0.0,
+             gate=True):
+        cdef xd_link_options options
+        if path not in PATHS:
+            raise errors.InvalidArgument(f"path is {path!r}; allowed: {', '.join(PATHS)}")
+        options.path = PATHS[path]
+        options.direct_from = direct_from
+        options.max_bytes = max_bytes
+        options.tile_bytes = tile_bytes
+        options.tiles = tiles
+        options.rate = rate
+        options.gate = gate
+        return (<Link>Link.__new__(Link)).open(self, src, dst, &options)
 
     def ring(self, tiles, tile_bytes):
-        return Ring.__new__(Ring).open(self, tiles, tile_bytes)
+        return (<Ring>Ring.__new__(Ring)).open(self, tiles, tile_bytes)
 
     def throttle(self, limit):
-        return Throttle.__new__(Throttle).open(self, limit)
+        return (<Throttle>Throttle.__new__(Throttle)).open(self, limit)
