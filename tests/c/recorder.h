@@ -7,6 +7,7 @@
 #define RECORDER_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "driver.h"
 
