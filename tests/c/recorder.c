@@ -347,3 +347,9 @@ void recorder_clear(recorder *rec)
 {
     rec->log[0] = '\0';
 }
+
+void recorder_forget(recorder *rec)
+{
+    while (rec->blocks)
+        destroy(rec, rec->blocks, NULL);
+}

@@ -33,5 +33,7 @@ void recorder_open(recorder *rec, int devices);
 /* Nothing is left and the driver was closed. */
 void recorder_close(recorder *rec);
 void recorder_clear(recorder *rec);
+/* Destroys what is left. */
+void recorder_forget(recorder *rec);
 
 #endif
