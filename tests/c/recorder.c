@@ -38,8 +38,9 @@ static block *make(recorder *rec, int kind, int device, uint64_t size)
     int index = rec->made[kind]++, named = 0;
     while (names && named <= index && names[named])
         named++;
-    block *made = calloc(1, sizeof *made);
+    block *made = malloc(sizeof *made);
     CHECK(made);
+    *made = (block){0};
     if (named > index)
         snprintf(made->name, sizeof made->name, "%s", names[index]);
     else
@@ -47,7 +48,7 @@ static block *make(recorder *rec, int kind, int device, uint64_t size)
     made->kind = kind;
     made->device = device;
     made->size = size;
-    made->bytes = size ? calloc(1, size) : NULL;
+    made->bytes = size ? malloc(size) : NULL;
     made->next = rec->blocks;
     rec->blocks = made;
     rec->live++;
