@@ -1,0 +1,390 @@
+/*
+ * What operations do and for how long. An operation whose turn in its stream has come joins the queues of its engines and
+ * starts when it is first in all of them. Copies between host and devices also share the host bus: each gets what it can
+ * use, or else an equal part of what is left.
+ */
+#include "internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- lengths ---- */
+
+#define SECOND UINT64_C(1000000000)
+
+enum { DRAW_LATE, DRAW_JITTER, DRAW_DELAY };
+
+static uint64_t time_of(uint64_t bytes, uint64_t rate)
+{
+    unsigned __int128 scaled = (unsigned __int128)bytes * SECOND;
+    return (uint64_t)((scaled + rate - 1) / rate);
+}
+
+static uint64_t up_to(const sim *s, const sim_op *op, uint64_t purpose, uint64_t most)
+{
+    return most ? sim_draw(s, op->seq, purpose) % (most + 1) : 0;
+}
+
+/* What the configured jitter and delay add to an operation that would take so long. */
+static uint64_t disturbance(const sim *s, const sim_op *op, uint64_t duration)
+{
+    uint64_t most = (uint64_t)((unsigned __int128)duration * s->config.jitter / 1000);
+    return up_to(s, op, DRAW_JITTER, most) + up_to(s, op, DRAW_DELAY, s->config.delay);
+}
+
+static void use(sim_op *op, sim_engine *engine)
+{
+    op->engines[op->engine_count++] = engine;
+}
+
+static void route_copy(sim *s, sim_op *op, uint64_t *length)
+{
+    const xd_transfer *t = &op->u.transfer;
+    sim_device *src = t->src_device == XD_HOST ? NULL : &s->devices[t->src_device];
+    sim_device *dst = t->dst_device == XD_HOST ? NULL : &s->devices[t->dst_device];
+    uint64_t latency;
+    if (src && src == dst) {
+        use(op, &src->compute);
+        latency = src->is.latency + time_of(op->bytes, src->is.memory_rate);
+    } else if (src && dst) {
+        size_t pair = (size_t)t->src_device * (size_t)s->device_count + (size_t)t->dst_device;
+        const xd_sim_peer *peer = &s->peers[pair];
+        latency = peer->latency;
+        if (peer->route == XD_SIM_LINK) {
+            use(op, &s->links[pair]);
+            latency += time_of(op->bytes, peer->rate);
+        } else {
+            use(op, &src->out);
+            use(op, &dst->in);
+            op->cap = peer->rate;
+        }
+    } else if (src) {
+        use(op, &src->out);
+        op->cap = src->is.down_rate;
+        latency = src->is.latency;
+    } else {
+        use(op, &dst->in);
+        op->cap = dst->is.up_rate;
+        latency = dst->is.latency;
+    }
+    op->on_bus = op->cap != 0;
+    op->duration = latency;
+    *length = latency + (op->on_bus ? time_of(op->bytes, op->cap) : 0);
+}
+
+void sim_route(sim *s, sim_op *op)
+{
+    sim_device *device = &s->devices[op->stream->device];
+    uint64_t length = op->duration;
+    if (op->kind == SIM_COPY) {
+        route_copy(s, op, &length);
+    } else {
+        use(op, &device->compute);
+        if (op->kind == SIM_FILL)
+            op->duration = length = device->is.latency + time_of(op->bytes, device->is.memory_rate);
+    }
+    op->duration += disturbance(s, op, length);
+    op->late = sim_draw(s, op->seq, DRAW_LATE) & 1;
+}
+
+/* ---- the host bus ---- */
+
+static void settle_flows(sim *s)
+{
+    for (sim_op *op = s->flows; op; op = op->flow_next) {
+        unsigned __int128 moved = (unsigned __int128)op->share * (s->now - op->since);
+        op->left = moved < op->left ? op->left - moved : 0;
+        op->since = s->now;
+    }
+}
+
+static void give(sim *s, sim_op *op, uint64_t share)
+{
+    if (share == op->share)
+        return;
+    op->share = share;
+    sim_schedule(s, op, s->now + (uint64_t)((op->left + share - 1) / share));
+}
+
+static void share_bus(sim *s)
+{
+    uint64_t rate = s->config.bus_rate, count = 0;
+    for (sim_op *op = s->flows; op; op = op->flow_next) {
+        op->satisfied = rate == 0;
+        if (op->satisfied)
+            give(s, op, op->cap);
+        else
+            count++;
+    }
+    for (bool changed = true; changed && count;) {
+        changed = false;
+        uint64_t fair = rate / count;
+        for (sim_op *op = s->flows; op; op = op->flow_next)
+            if (!op->satisfied && op->cap <= fair) {
+                op->satisfied = changed = true;
+                give(s, op, op->cap);
+                rate -= op->cap;
+                count--;
+            }
+    }
+    for (sim_op *op = s->flows; op; op = op->flow_next)
+        if (!op->satisfied)
+            give(s, op, rate / count ? rate / count : 1);
+}
+
+static void join_bus(sim *s, sim_op *op)
+{
+    settle_flows(s);
+    op->left = (unsigned __int128)op->bytes * SECOND;
+    op->share = 0;
+    op->since = s->now;
+    op->flow_next = s->flows;
+    s->flows = op;
+    share_bus(s);
+}
+
+static void leave_bus(sim *s, sim_op *op)
+{
+    settle_flows(s);
+    sim_op **at = &s->flows;
+    while (*at != op)
+        at = &(*at)->flow_next;
+    *at = op->flow_next;
+    share_bus(s);
+}
+
+/* ---- the bytes ---- */
+
+static void fail_device(sim *s, const sim_op *op, const xd_error *cause)
+{
+    xd_error *fault = &s->devices[op->stream->device].fault;
+    if (fault->status == XD_OK)
+        xd_fail(fault, XD_DEVICE_FAULT, cause->code, op->label, "device %d has failed: %.400s", op->stream->device,
+                cause->text);
+}
+
+static uint64_t span(uint64_t width, uint64_t height, uint64_t pitch)
+{
+    return (height - 1) * pitch + width;
+}
+
+static void move(sim *s, sim_op *op)
+{
+    const xd_transfer *t = &op->u.transfer;
+    uint64_t dst_pitch = t->height > 1 ? t->dst_pitch : t->width, src_pitch = t->height > 1 ? t->src_pitch : t->width;
+    xd_error cause;
+    if (sim_memory_check(s, t->src_device, t->src, span(t->width, t->height, src_pitch), op->seq, "copy", &cause) ||
+        sim_memory_check(s, t->dst_device, t->dst, span(t->width, t->height, dst_pitch), op->seq, "copy", &cause)) {
+        fail_device(s, op, &cause);
+        return;
+    }
+    for (uint64_t row = 0; row < t->height; row++)
+        memmove((void *)(uintptr_t)(t->dst + row * dst_pitch), (const void *)(uintptr_t)(t->src + row * src_pitch),
+                t->width);
+}
+
+static void set(sim *s, sim_op *op)
+{
+    xd_error cause;
+    if (sim_memory_check(s, op->stream->device, op->u.fill.address, op->bytes, op->seq, "fill", &cause))
+        fail_device(s, op, &cause);
+    else
+        memset((void *)(uintptr_t)op->u.fill.address, op->u.fill.byte, op->bytes);
+}
+
+/* Calls out without the lock: what is called may take other locks, or call us. */
+static int call(sim *s, sim_op *op, bool run)
+{
+    int result = 0;
+    s->calling = true;
+    pthread_mutex_unlock(&s->lock);
+    if (run)
+        result = op->u.kernel.run(op->u.kernel.arg);
+    if (op->u.kernel.drop)
+        op->u.kernel.drop(op->u.kernel.arg);
+    pthread_mutex_lock(&s->lock);
+    s->calling = false;
+    op->u.kernel.drop = NULL;
+    return result;
+}
+
+static void act(sim *s, sim_op *op)
+{
+    bool works = s->devices[op->stream->device].fault.status == XD_OK;
+    if (op->kind == SIM_KERNEL) {
+        int result = call(s, op, works);
+        if (result) {
+            xd_error cause;
+            xd_fail(&cause, XD_DEVICE_FAULT, result, op->label, "kernel %s returned %d", op->label, result);
+            fail_device(s, op, &cause);
+        }
+    } else if (works && op->kind == SIM_COPY) {
+        move(s, op);
+    } else if (works && op->kind == SIM_FILL) {
+        set(s, op);
+    }
+}
+
+/* ---- the life of an operation ---- */
+
+static void finish(sim *s, sim_op *op)
+{
+    sim_stream *stream = op->stream;
+    stream->head = op->next;
+    if (stream->head)
+        sim_schedule(s, stream->head, stream->head->submitted > s->now ? stream->head->submitted : s->now);
+    else
+        stream->tail = NULL;
+    s->live_ops--;
+    sim_op_free(op);
+    if (!stream->head && stream->closed)
+        sim_stream_forget(s, stream);
+}
+
+static bool is_first(const sim_op *op)
+{
+    for (int i = 0; i < op->engine_count; i++)
+        if (op->engines[i]->head != op)
+            return false;
+    return true;
+}
+
+static sim_op **next_in(sim_op *op, const sim_engine *engine)
+{
+    return &op->engine_next[op->engines[0] == engine ? 0 : 1];
+}
+
+static void join_engines(sim *s, sim_op *op)
+{
+    for (int i = 0; i < op->engine_count; i++) {
+        sim_engine *engine = op->engines[i];
+        if (engine->tail)
+            *next_in(engine->tail, engine) = op;
+        else
+            engine->head = op;
+        engine->tail = op;
+    }
+    op->state = SIM_READY;
+    if (is_first(op))
+        sim_schedule(s, op, s->now);
+}
+
+static void leave_engines(sim *s, sim_op *op)
+{
+    for (int i = 0; i < op->engine_count; i++) {
+        sim_engine *engine = op->engines[i];
+        engine->head = op->engine_next[i];
+        if (!engine->head)
+            engine->tail = NULL;
+    }
+    for (int i = 0; i < op->engine_count; i++) {
+        sim_op *head = op->engines[i]->head;
+        if (head && is_first(head))
+            sim_schedule(s, head, s->now);
+    }
+}
+
+static uint64_t hop(const sim *s, const sim_op *waiter)
+{
+    return waiter->u.stamp->device == waiter->stream->device ? 0 : s->config.hop;
+}
+
+static void complete(sim *s, sim_stamp *stamp)
+{
+    stamp->done = true;
+    stamp->time = s->now;
+    for (sim_op *waiter = stamp->waiters; waiter; waiter = waiter->next_waiter) {
+        waiter->state = SIM_RUNNING;
+        sim_schedule(s, waiter, s->now + hop(s, waiter));
+    }
+    stamp->waiters = NULL;
+}
+
+/* The device has failed: the record never comes. Only the waits on the same device, which is dead too, go on. */
+static void lose(sim *s, sim_stamp *stamp)
+{
+    stamp->lost = true;
+    for (sim_op *waiter = stamp->waiters; waiter; waiter = waiter->next_waiter)
+        if (waiter->stream->device == stamp->device) {
+            waiter->state = SIM_RUNNING;
+            sim_schedule(s, waiter, s->now);
+        }
+    stamp->waiters = NULL;
+}
+
+static void wait_for(sim *s, sim_op *op)
+{
+    sim_stamp *stamp = op->u.stamp;
+    if (stamp->done) {
+        uint64_t seen = stamp->time + hop(s, op);
+        op->state = SIM_RUNNING;
+        sim_schedule(s, op, seen > s->now ? seen : s->now);
+        return;
+    }
+    op->state = SIM_STUCK;
+    if (stamp->lost)
+        return;
+    op->next_waiter = stamp->waiters;
+    stamp->waiters = op;
+}
+
+static void take_turn(sim *s, sim_op *op)
+{
+    bool works = s->devices[op->stream->device].fault.status == XD_OK;
+    if (op->kind == SIM_RECORD) {
+        if (works)
+            complete(s, op->u.stamp);
+        else
+            lose(s, op->u.stamp);
+        finish(s, op);
+    } else if (!works) {
+        act(s, op);
+        finish(s, op);
+    } else if (op->kind == SIM_WAIT) {
+        wait_for(s, op);
+    } else {
+        join_engines(s, op);
+    }
+}
+
+static void start(sim *s, sim_op *op)
+{
+    op->start = s->now;
+    if (op->on_bus) {
+        op->state = SIM_DATA;
+        join_bus(s, op);
+    } else {
+        op->state = SIM_RUNNING;
+        sim_schedule(s, op, s->now + op->duration);
+    }
+    if (!op->late)
+        act(s, op);
+}
+
+static void end(sim *s, sim_op *op)
+{
+    if (op->late)
+        act(s, op);
+    leave_engines(s, op);
+    finish(s, op);
+}
+
+void sim_step(sim *s, sim_op *op)
+{
+    switch (op->state) {
+    case SIM_QUEUED:
+        take_turn(s, op);
+        break;
+    case SIM_READY:
+        start(s, op);
+        break;
+    case SIM_DATA:
+        leave_bus(s, op);
+        op->state = SIM_RUNNING;
+        sim_schedule(s, op, s->now + op->duration);
+        break;
+    default:
+        end(s, op);
+        break;
+    }
+}

@@ -1,0 +1,205 @@
+/* What the files of the simulator share. Everything here is used with sim.lock held, unless it says otherwise. */
+#ifndef XDEV_SIM_INTERNAL_H
+#define XDEV_SIM_INTERNAL_H
+
+#include "sim.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+typedef struct sim sim;
+typedef struct sim_op sim_op;
+typedef struct sim_stream sim_stream;
+
+/* ---- handles (handle.c): what callers hold; a wrong or stale one is found out without touching it ---- */
+
+typedef struct sim_slot { void *object; uint32_t generation; uint32_t next_free; } sim_slot;
+typedef struct sim_table { sim_slot *slots; uint32_t count, capacity, first_free; uint32_t kind; } sim_table;
+
+void sim_table_init(sim_table *table, uint32_t kind);
+void sim_table_clear(sim_table *table);
+int sim_table_add(sim_table *table, void *object, void **handle); /* XD_OK or XD_NO_HOST_MEMORY */
+void *sim_table_find(const sim_table *table, const void *handle); /* NULL: not one of ours */
+void sim_table_remove(sim_table *table, const void *handle);
+
+/* ---- memory (memory.c) ---- */
+
+typedef struct sim_block {
+    uint64_t address, bytes;
+    uint64_t id;
+    int device;       /* or XD_HOST */
+    int freed;        /* freed by the caller; kept for the work queued before */
+    uint64_t last_op; /* freed: the newest operation that may still use it */
+} sim_block;
+
+typedef struct sim_memory { sim_block *blocks; size_t count, capacity, freed; uint64_t next_id; } sim_memory;
+
+/* Lies [address, address + bytes) in one live block of the device? Operations pass their number, new calls UINT64_MAX. */
+int sim_memory_check(const sim *s, int device, uint64_t address, uint64_t bytes, uint64_t seq, const char *operation,
+                     xd_error *err);
+void sim_memory_clear(sim *s);
+
+int sim_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint64_t *address, xd_error *err);
+int sim_device_free(xd_driver *driver, int device, uint64_t address, xd_error *err);
+int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err);
+int sim_host_free(xd_driver *driver, void *address, xd_error *err);
+
+/* ---- operations (queue.c) ---- */
+
+/* What an event stood for when it was recorded. Held by the event, the record and every wait. */
+typedef struct sim_stamp {
+    int refs;
+    int device;
+    bool done;
+    bool lost;          /* its device failed first: it will never come */
+    uint64_t time;      /* when done */
+    sim_stream *stream; /* until done or lost */
+    sim_op *waiters;
+} sim_stamp;
+
+typedef struct sim_event { int device, timing; sim_stamp *stamp; } sim_event;
+
+typedef struct sim_engine { sim_op *head, *tail; } sim_engine; /* the head is running, the others wait in turn */
+
+struct sim_stream {
+    int device;
+    bool closed;
+    uint32_t id;
+    sim_op *head, *tail;
+    sim_stream *next; /* all of the simulator */
+};
+
+enum { SIM_COPY, SIM_FILL, SIM_KERNEL, SIM_RECORD, SIM_WAIT };
+enum { SIM_QUEUED, SIM_READY, SIM_DATA, SIM_RUNNING, SIM_STUCK };
+
+struct sim_op {
+    int kind, state;
+    sim_stream *stream;
+    sim_op *next;          /* in its stream */
+    sim_op *next_waiter;   /* of a stamp */
+    uint64_t seq;
+    uint64_t submitted, start;
+
+    uint64_t at;           /* the next point in time at which something happens to it */
+    size_t heap;           /* its place in the heap, or SIM_NO_PLACE */
+
+    sim_engine *engines[2];
+    sim_op *engine_next[2];
+    int engine_count;
+
+    uint64_t duration;     /* besides the data phase */
+    bool late;             /* its bytes move at its end, not at its start */
+
+    /* the data phase of a copy over the host bus */
+    bool on_bus, satisfied;
+    uint64_t cap, share;   /* bytes a second: the most it can use, what it has */
+    uint64_t since;        /* left is right for this time */
+    unsigned __int128 left; /* bytes times 1e9 */
+    sim_op *flow_next;
+
+    uint64_t bytes;
+    union {
+        xd_transfer transfer;
+        struct { uint64_t address; int byte; } fill;
+        struct { int (*run)(void *); void (*drop)(void *); void *arg; } kernel;
+        sim_stamp *stamp;
+    } u;
+    char label[48];
+};
+
+#define SIM_NO_PLACE SIZE_MAX
+
+int sim_stream_create(xd_driver *driver, int device, void **stream, xd_error *err);
+int sim_stream_destroy(xd_driver *driver, int device, void *stream, xd_error *err);
+int sim_stream_query(xd_driver *driver, int device, void *stream, int *idle, xd_error *err);
+int sim_stream_wait(xd_driver *driver, int device, void *stream, void *event, xd_error *err);
+int sim_event_create(xd_driver *driver, int device, int timing, void **event, xd_error *err);
+int sim_event_destroy(xd_driver *driver, int device, void *event, xd_error *err);
+int sim_event_record(xd_driver *driver, int device, void *event, void *stream, xd_error *err);
+int sim_event_query(xd_driver *driver, int device, void *event, int *done, xd_error *err);
+int sim_event_wait(xd_driver *driver, int device, void *event, uint64_t timeout, int *done, xd_error *err);
+int sim_event_elapsed(xd_driver *driver, int device, void *begin, void *end, double *seconds, xd_error *err);
+int sim_copy(xd_driver *driver, int device, void *stream, const xd_transfer *transfer, xd_error *err);
+int sim_fill(xd_driver *driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err);
+int sim_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err);
+
+void sim_stamp_release(sim_stamp *stamp);
+void sim_op_free(sim_op *op); /* calls nobody: a kernel's drop has been called or taken out before */
+void sim_stream_forget(sim *s, sim_stream *stream); /* frees a closed stream without work */
+void sim_streams_clear(sim *s); /* at close: drops what never ran */
+
+/* ---- time (clock.c) ---- */
+
+typedef struct sim_heap { sim_op **ops; size_t count, capacity; } sim_heap;
+
+int sim_heap_reserve(sim *s, size_t ops); /* room for so many live operations */
+void sim_schedule(sim *s, sim_op *op, uint64_t at); /* also moves an operation that is scheduled already */
+
+/* What a caller waits for: any field may be empty. */
+typedef struct sim_goal {
+    const sim_stamp *stamp;
+    bool drain;           /* the operations up to last_op of the device (XD_HOST: of all) */
+    int device;
+    uint64_t last_op;
+} sim_goal;
+
+bool sim_reached(const sim *s, const sim_goal *goal);
+/* Runs until the goal is reached or nothing is left up to `limit`; XD_INVALID inside a kernel. */
+int sim_run(sim *s, const sim_goal *goal, uint64_t limit, const char *operation, xd_error *err);
+/* Runs up to the host's clock, unless somebody else is running. */
+void sim_catch_up(sim *s);
+bool sim_in_callback(const sim *s);
+/* The fault of the device that keeps the stamp from ever coming, NULL if there is none. */
+const xd_error *sim_blocking_fault(const sim *s, const sim_stamp *stamp);
+
+/* ---- what operations do (engine.c) ---- */
+
+/* A point of time of the operation has come. May call out, with the lock released. */
+void sim_step(sim *s, sim_op *op);
+void sim_route(sim *s, sim_op *op); /* which engines a new operation uses, and for how long */
+
+/* ---- the simulator (sim.c) ---- */
+
+typedef struct sim_device {
+    xd_sim_device is;
+    uint64_t used;
+    int enabled; /* peers */
+    sim_engine compute, in, out;
+    xd_error fault; /* status XD_OK while it works */
+} sim_device;
+
+struct sim {
+    xd_driver driver;
+    pthread_mutex_t lock;
+    pthread_cond_t idle; /* nobody is running */
+    bool running, calling;
+    pthread_t runner;
+
+    int device_count;
+    sim_device *devices;
+    xd_sim_peer *peers;
+    bool *peer_on;
+    sim_engine *links; /* by ordered pair */
+    xd_sim_config config; /* its pointers are not used */
+
+    uint64_t host; /* the host's clock */
+    uint64_t now;  /* simulated so far; never beyond host */
+    uint64_t seq;  /* of the newest operation */
+    size_t live_ops;
+    uint32_t next_stream;
+    sim_stream *streams;
+    sim_table stream_table, event_table;
+    sim_heap heap;
+    sim_op *flows; /* copies on the host bus */
+    sim_memory memory;
+    uint64_t pinned_used;
+};
+
+static inline sim *sim_of(xd_driver *driver) { return (sim *)driver; }
+
+/* The device by number, if it is there and works. */
+int sim_device_find(sim *s, int device, const char *operation, sim_device **out, xd_error *err);
+int sim_pass_on(xd_error *err, const xd_error *from); /* copies the error and returns its status */
+uint64_t sim_draw(const sim *s, uint64_t seq, uint64_t purpose); /* seeded; the same for the same operation */
+
+#endif

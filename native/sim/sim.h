@@ -1,0 +1,68 @@
+/*
+ * Simulated devices: a driver (see driver.h) over host memory, in virtual time.
+ *
+ * Calls append to queues and move the host's clock by their declared cost. Nothing runs until somebody waits or asks;
+ * then operations run in order of virtual time, never beyond the host's clock. Times are integer nanoseconds and depend
+ * on the configuration and the calls alone.
+ */
+#ifndef XDEV_SIM_H
+#define XDEV_SIM_H
+
+#include "../driver.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rates are bytes a second, times nanoseconds. */
+
+typedef struct xd_sim_device {
+    const char *name, *arch;
+    uint64_t memory;              /* bytes; counted, not backed */
+    uint64_t memory_rate;         /* fills and copies within the device; they use the compute engine */
+    uint64_t up_rate, down_rate;  /* host to device, device to host */
+    uint64_t latency;             /* of each copy and fill, besides its bytes */
+} xd_sim_device;
+
+enum { XD_SIM_LINK = 0, XD_SIM_OVER_HOST_BUS = 1 };
+
+typedef struct xd_sim_peer { /* one ordered pair */
+    int capable;
+    int route;                /* a link of its own, or the copy engines of both and the host bus */
+    uint64_t rate, latency;
+} xd_sim_peer;
+
+typedef struct xd_sim_costs { /* time of the submitting thread for each call */
+    uint64_t copy, fill, launch, record, wait, query;
+    uint64_t sync;  /* from the end of what was waited for until the thread goes on */
+    uint64_t alloc; /* device and page-locked memory */
+} xd_sim_costs;
+
+/* What a copy between two devices without peer access does. */
+enum { XD_SIM_UNPEERED_REFUSED = 0, XD_SIM_UNPEERED_BLOCKS = 1 };
+
+typedef struct xd_sim_config {
+    int device_count;
+    const xd_sim_device *devices;
+    const xd_sim_peer *peers; /* [device * device_count + peer] */
+    int peer_limit;           /* peers a device can enable; -1: no limit */
+    int unpeered;
+    uint64_t pinned;          /* bytes of page-locked memory; counted, not backed */
+    uint64_t bus_rate;        /* all copies between host and devices together; 0: no limit */
+    uint64_t hop;             /* from an event on one device to a stream of another that waits for it */
+    xd_sim_costs costs;
+    uint64_t seed;            /* decides for each operation whether its bytes move at its start or at its end */
+    uint64_t jitter;          /* thousandths: durations grow by up to this part, seeded */
+    uint64_t delay;           /* ns: every operation on an engine takes up to this much longer, seeded */
+} xd_sim_config;
+
+/* Strings and arrays of the configuration are copied. */
+int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err);
+
+/* The submitting thread does something else for so long. */
+void xd_sim_pass(xd_driver *sim, uint64_t ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
