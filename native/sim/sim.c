@@ -85,7 +85,7 @@ static int find_pair(sim *s, int device, int peer, const char *operation, size_t
 static int peer_capable(xd_driver *driver, int device, int peer, int *capable, xd_error *err)
 {
     sim *s = sim_of(driver);
-    size_t pair;
+    size_t pair = 0;
     int status = find_pair(s, device, peer, "peer_capable", &pair, err);
     if (!status)
         *capable = device != peer && s->peers[pair].capable;
@@ -97,7 +97,7 @@ static int peer_enable(xd_driver *driver, int device, int peer, int *enabled, xd
     static const char operation[] = "peer_enable";
     sim *s = sim_of(driver);
     sim_device *at;
-    size_t pair;
+    size_t pair = 0;
     pthread_mutex_lock(&s->lock);
     int status = find_pair(s, device, peer, operation, &pair, err);
     if (!status)

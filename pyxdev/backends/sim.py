@@ -1,0 +1,281 @@
+"""Simulated devices: machine profiles, checked and turned into numbers for the driver.
+
+A profile is a TOML file; docs/simulator.md lists its keys. Whatever it leaves out comes from default.toml.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pyxdev._native import SimDriver, sim_driver
+from pyxdev.errors import SettingError
+
+VISIBLE_DEVICES: tuple[str, ...] = ()  # no variable hides simulated devices
+
+Machine = dict[str, Any]
+
+_ROUTES = {"link": 0, "host": 1}
+_UNPEERED = {"refused": 0, "blocks": 1}
+
+
+def driver(machine: Mapping[str, Any] | str | None = None) -> SimDriver:
+    """A driver of simulated devices.
+
+    machine: the name of a profile, the path of a profile file, or a mapping of changes to one: {"profile": "default",
+    "device": {"count": 2}, "run": {"seed": 7}}. Raises SettingError.
+    """
+    return sim_driver(lower(resolve(machine)))
+
+
+def profiles() -> list[str]:
+    """The names of the profiles that come with pyxdev."""
+    folder = files("pyxdev") / "profiles"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def resolve(machine: Mapping[str, Any] | str | None = None) -> Machine:
+    """The whole machine, checked: every section and key of default.toml, with `profile` its name."""
+    changes: Mapping[str, Any] = {}
+    if machine is None:
+        name = "default"
+    elif isinstance(machine, str):
+        name = machine
+    elif isinstance(machine, Mapping):
+        changes = {key: value for key, value in machine.items() if key != "profile"}
+        name = machine.get("profile", "default")
+    else:
+        raise SettingError(f"machine is {machine!r}; allowed: a profile's name, a path, or a mapping of changes")
+    base = _check(_read_known("default"), "default.toml")
+    named = base if name == "default" else _merge(base, _check(*_read(name)))
+    whole = _merge(named, _check(changes, "machine"))
+    _check_devices(whole, name if not changes else f"machine on {name}")
+    whole["profile"] = Path(name).stem
+    return whole
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read_known(name: str) -> Mapping[str, Any]:
+    return tomllib.loads((files("pyxdev") / "profiles" / f"{name}.toml").read_text("utf-8"))
+
+
+def _read(name: object) -> tuple[Mapping[str, Any], str]:
+    known = profiles()
+    if name in known:
+        return _read_known(str(name)), f"{name}.toml"
+    if not isinstance(name, str) or not ("/" in name or name.endswith(".toml")):
+        raise SettingError(f"profile is {name!r}; allowed: {', '.join(known)}, or the path of a .toml file")
+    try:
+        return tomllib.loads(Path(name).read_text("utf-8")), name
+    except OSError as error:
+        raise SettingError(f"profile {name}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"profile {name}: not a TOML file: {error}") from error
+
+
+# ---- what is allowed -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rule:
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _text(most: int) -> _Rule:
+    return _Rule(f"text of 1 to {most} characters", lambda value: isinstance(value, str) and 0 < len(value) <= most)
+
+
+def _whole(low: int, high: int) -> _Rule:
+    return _Rule(
+        f"a whole number from {low} to {high}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+    )
+
+
+def _number(low: float, high: float) -> _Rule:
+    return _Rule(
+        f"a number from {low:g} to {high:g}",
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high,
+    )
+
+
+def _choice(*words: str) -> _Rule:
+    return _Rule(", ".join(words), lambda value: isinstance(value, str) and value in words)
+
+
+def _is_list_of_devices(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+
+
+_DEVICES = _Rule("a list of device numbers", _is_list_of_devices)
+_GROUPS = _Rule(
+    '"all", "none" or a list of lists of device numbers',
+    lambda value: value in ("all", "none")
+    if isinstance(value, str)
+    else isinstance(value, list | tuple) and all(map(_is_list_of_devices, value)),
+)
+_PAIRS = _Rule(
+    "a list of pairs of device numbers",
+    lambda value: isinstance(value, list | tuple) and all(_is_list_of_devices(i) and len(i) == 2 for i in value),
+)
+_RATE = _number(1e-3, 1e6)
+_TIME = _number(0, 1e9)
+
+_ONE_DEVICE = {
+    "name": _text(127),
+    "arch": _text(23),
+    "memory_gib": _number(1e-6, 1e6),
+    "memory_gb_s": _RATE,
+    "to_device_gb_s": _RATE,
+    "to_host_gb_s": _RATE,
+    "latency_us": _TIME,
+}
+_SECTIONS: dict[str, dict[str, _Rule]] = {
+    "device": {"count": _whole(1, 1024), **_ONE_DEVICE},
+    "host": {"pinned_gib": _number(0, 1e6), "bus_gb_s": _number(0, 1e6), "hop_us": _TIME},
+    "peer": {
+        "groups": _GROUPS,
+        "one_way": _PAIRS,
+        "route": _choice(*_ROUTES),
+        "gb_s": _RATE,
+        "latency_us": _TIME,
+        "limit": _whole(-1, 1024),
+        "unpeered": _choice(*_UNPEERED),
+    },
+    "calls_us": {name: _TIME for name in ("copy", "fill", "launch", "record", "wait", "query", "sync", "alloc")},
+    "run": {"seed": _whole(0, 2**64 - 1), "jitter": _number(0, 1000), "delay_us": _TIME},
+}
+_LISTS: dict[str, dict[str, _Rule]] = {"other": {"devices": _DEVICES, **_ONE_DEVICE}}
+
+
+def _check(given: Mapping[str, Any], source: str) -> Machine:
+    checked: Machine = {}
+    for name, section in given.items():
+        if name == "summary":
+            checked[name] = _check_value(section, _text(200), f"{source}: summary")
+        elif name in _SECTIONS:
+            checked[name] = _check_section(section, _SECTIONS[name], f"{source}: {name}")
+        elif name in _LISTS:
+            if not isinstance(section, list | tuple):
+                raise SettingError(f"{source}: {name} is {section!r}; allowed: a list of tables")
+            checked[name] = [
+                _check_section(entry, _LISTS[name], f"{source}: {name}[{i}]") for i, entry in enumerate(section)
+            ]
+        else:
+            raise SettingError(f"{source}: {name} is unknown; allowed: summary, {', '.join([*_SECTIONS, *_LISTS])}")
+    return checked
+
+
+def _check_section(given: object, rules: Mapping[str, _Rule], where: str) -> Machine:
+    if not isinstance(given, Mapping):
+        raise SettingError(f"{where} is {given!r}; allowed: a table of {', '.join(rules)}")
+    for key in given:
+        if key not in rules:
+            raise SettingError(f"{where}.{key} is unknown; allowed: {', '.join(rules)}")
+    return {key: _check_value(value, rules[key], f"{where}.{key}") for key, value in given.items()}
+
+
+def _check_value(value: Any, rule: _Rule, where: str) -> Any:
+    if not rule.accepts(value):
+        raise SettingError(f"{where} is {value!r}; allowed: {rule.allowed}")
+    return value
+
+
+def _check_devices(machine: Machine, source: str) -> None:
+    """Every device number that a section names is there."""
+    count = machine["device"]["count"]
+    peer = machine["peer"]
+    named = {
+        "peer.groups": [] if isinstance(peer["groups"], str) else peer["groups"],
+        "peer.one_way": peer.get("one_way", []),
+        "other.devices": [other.get("devices", []) for other in machine.get("other", [])],
+    }
+    for where, lists in named.items():
+        for device in (device for devices in lists for device in devices):
+            if not 0 <= device < count:
+                raise SettingError(f"{source}: {where} names device {device}; allowed: 0 to {count - 1}")
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Machine:
+    """Sections are merged key by key; lists and plain values are replaced."""
+    merged = dict(base)
+    for name, value in changes.items():
+        merged[name] = {**base.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return merged
+
+
+# ---- numbers for the driver ------------------------------------------------------------------------------------------
+
+
+def _bytes(gib: float) -> int:
+    return round(gib * 2**30)
+
+
+def _rate(gb_s: float) -> int:
+    return round(gb_s * 1e9)
+
+
+def _ns(us: float) -> int:
+    return round(us * 1e3)
+
+
+def lower(machine: Machine) -> dict[str, Any]:
+    """A resolved machine as the driver takes it: bytes, bytes a second, nanoseconds, one entry for each device and each
+    ordered pair."""
+    count = machine["device"]["count"]
+    devices = [{key: machine["device"][key] for key in _ONE_DEVICE} for _ in range(count)]
+    for other in machine.get("other", []):
+        for device in other.get("devices", []):
+            devices[device].update({key: value for key, value in other.items() if key != "devices"})
+    capable = _capable_pairs(machine)
+    peer, host, run = machine["peer"], machine["host"], machine["run"]
+    return {
+        "devices": [
+            {
+                "name": device["name"],
+                "arch": device["arch"],
+                "memory": _bytes(device["memory_gib"]),
+                "memory_rate": _rate(device["memory_gb_s"]),
+                "up_rate": _rate(device["to_device_gb_s"]),
+                "down_rate": _rate(device["to_host_gb_s"]),
+                "latency": _ns(device["latency_us"]),
+            }
+            for device in devices
+        ],
+        "peers": [
+            {
+                "capable": (src, dst) in capable,
+                "route": _ROUTES[peer["route"]],
+                "rate": _rate(peer["gb_s"]),
+                "latency": _ns(peer["latency_us"]),
+            }
+            for src in range(count)
+            for dst in range(count)
+        ],
+        "peer_limit": peer["limit"],
+        "unpeered": _UNPEERED[peer["unpeered"]],
+        "pinned": _bytes(host["pinned_gib"]),
+        "bus_rate": _rate(host["bus_gb_s"]),
+        "hop": _ns(host["hop_us"]),
+        "costs": {name: _ns(us) for name, us in machine["calls_us"].items()},
+        "seed": run["seed"],
+        "jitter": round(run["jitter"] * 1000),
+        "delay": _ns(run["delay_us"]),
+    }
+
+
+def _capable_pairs(machine: Machine) -> set[tuple[int, int]]:
+    """(device, peer): the device can reach the memory of the peer."""
+    peer = machine["peer"]
+    groups = {"all": [range(machine["device"]["count"])], "none": []}.get(peer["groups"]) if isinstance(
+        peer["groups"], str
+    ) else peer["groups"]
+    both = {(a, b) for group in groups or [] for a in group for b in group if a != b}
+    return both | {(a, b) for a, b in peer.get("one_way", [])}
