@@ -1,0 +1,115 @@
+"""What a check is and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pyxdev.errors import DeviceFault, Error
+
+if TYPE_CHECKING:
+    from pyxdev._native import Runtime
+    from pyxdev.checks.rig import Rig
+
+Pair = tuple[int, int]
+
+
+class Level(IntEnum):
+    """How much is checked; a check runs at its own level and above."""
+
+    QUICK = 0
+    NORMAL = 1
+    FULL = 2
+
+
+class Verdict(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"  # wrong data, wrong order, or another promise of the check broken
+    WAIVED = "WAIVED"  # cannot be asked of this machine; the reason says why
+    INCONCLUSIVE = "INCONCLUSIVE"  # no answer: hung, crashed, too slow to trust, or a control that showed nothing
+
+
+@dataclass(frozen=True)
+class Result:
+    """One verdict. pair: "0>1" (from, to), "0" (one device) or "" (all). figures: name -> number or text."""
+
+    key: str
+    verdict: Verdict
+    pair: str = ""
+    reason: str = ""
+    hint: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        return cls(**{**values, "verdict": Verdict(values["verdict"])})
+
+
+class Hung(Error):
+    """Something did not happen within the rig's patience; the message says what."""
+
+
+class Check:
+    """One question to the machine. Subclasses set the class attributes and write run().
+
+    key: what -k matches. description: one line for --list. proves: what a PASS means.
+    """
+
+    key: ClassVar[str]
+    description: ClassVar[str]
+    proves: ClassVar[str]
+    level: ClassVar[Level] = Level.QUICK
+    deadline: ClassVar[float] = 60.0  # seconds, at every level but FULL, which has five times as much
+
+    def needs(self, runtime: Runtime) -> str | None:
+        """Why this machine cannot be asked, or None."""
+        return None
+
+    def run(self, rig: Rig) -> Iterator[Result]:
+        raise NotImplementedError
+
+    def result(
+        self, verdict: Verdict, pair: Pair | int | None = None, reason: str = "", hint: str = "", **figures: Any
+    ) -> Result:
+        name = "" if pair is None else str(pair) if isinstance(pair, int) else f"{pair[0]}>{pair[1]}"
+        return Result(self.key, verdict, name, reason, hint, figures)
+
+
+class PairCheck(Check):
+    """A check that asks every ordered pair of different devices in turn."""
+
+    def needs(self, runtime: Runtime) -> str | None:
+        return None if runtime.device_count > 1 else "there is only one device"
+
+    def pairs(self, rig: Rig) -> list[Pair]:
+        return rig.pairs
+
+    def run(self, rig: Rig) -> Iterator[Result]:
+        for pair in self.pairs(rig):
+            try:
+                yield from self.run_pair(rig, *pair)
+            except Error as failure:
+                yield unfinished(self, rig, failure, pair)
+                if rig.broken:
+                    return
+
+    def run_pair(self, rig: Rig, src: int, dst: int) -> Iterator[Result]:
+        raise NotImplementedError
+
+
+def unfinished(check: Check, rig: Rig, failure: Error, pair: Pair | None = None) -> Result:
+    """The result of a check that an error ended; marks the rig as broken if nothing more can be asked of it."""
+    if isinstance(failure, Hung):
+        rig.broken = True
+        reason, hint = f"hung: {failure}", "look for driver messages (dmesg); the device may need a reset"
+    elif isinstance(failure, DeviceFault):
+        rig.broken = True
+        reason, hint = f"the device failed: {failure}", "look for driver messages (dmesg)"
+    else:
+        reason, hint = f"{type(failure).__name__}: {failure}", ""
+    return check.result(Verdict.INCONCLUSIVE, pair, reason, hint)
