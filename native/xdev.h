@@ -18,6 +18,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -264,22 +265,45 @@ typedef struct xd_piece {
     uint64_t address;
 } xd_piece;
 
+/* How a tile is read from a file that has a direct_fd. */
+enum {
+    XD_IO_AUTO = 0,  /* what the page cache holds through the page cache, the rest directly where that works */
+    XD_IO_DIRECT = 1 /* directly; where that is refused, XD_READ */
+};
+
+struct iovec;
+/* The system calls of the reader, so that a test can put others in their place. Both set errno. */
+typedef struct xd_io {
+    ssize_t (*preadv)(int fd, const struct iovec *parts, int count, off_t offset);
+    /* How many of these bytes the page cache holds; -1 where the kernel does not tell. */
+    int64_t (*cached)(int fd, uint64_t offset, uint64_t bytes);
+} xd_io;
+
 typedef struct xd_reader_options {
     unsigned tiles;       /* of the pinned ring; 0: 32 */
-    uint64_t tile_bytes;  /* 0: 1 MiB */
-    int async_uploads;    /* 0: each worker waits for its upload before it reads on */
+    uint64_t tile_bytes;  /* 0: 1 MiB; a multiple of 4096 if any piece has a direct_fd */
+    int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
+    int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
+    const xd_io *calls;   /* NULL: the system's; must outlive the reader */
 } xd_reader_options;
 
-/* Pieces are copied. Several workers may run at once; each takes the next tile's worth from one shared queue. */
+/* Pieces are copied; give them in file order, so that neighbours share a tile. Bytes of device memory between two pieces
+   that share a tile (at most 4095) may be written too. Several workers may run at once; each takes the next tile's worth
+   from one shared queue. */
 int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                    const xd_reader_options *options, xd_error *err);
-void xd_reader_close(xd_reader **reader);
+void xd_reader_close(xd_reader **reader); /* cancels, then waits for its workers and their uploads */
 /* Runs until the queue is empty, the reader is cancelled (XD_CANCELLED) or any worker failed (its error). */
 int xd_reader_run(xd_reader *reader, xd_error *err);
 /* Every upload queued by the workers is complete on its device. */
 int xd_reader_drain(xd_reader *reader, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
 uint64_t xd_reader_done(const xd_reader *reader, int device); /* bytes handed to the device so far */
+uint64_t xd_reader_direct(const xd_reader *reader);           /* bytes read by direct I/O so far */
+/* The errno with which direct I/O was refused for this file, after which it was read through the page cache; or 0. */
+int xd_reader_refused(const xd_reader *reader, int fd);
+/* The piece that was being read when the first worker failed; -1 if none failed while reading. */
+int64_t xd_reader_failed(const xd_reader *reader);
 
 #ifdef __cplusplus
 }

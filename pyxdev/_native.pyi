@@ -235,18 +235,33 @@ class Reader:
     def __init__(
         self,
         runtime: Runtime,
-        pieces: Sequence[tuple[int, int, int, int, int, int]],
+        pieces: Any,
         *,
         tiles: int = 0,
         tile_bytes: int = 0,
         async_uploads: bool = True,
+        io: str = "auto",
+        calls: int = 0,
     ) -> None:
-        """pieces: (fd, direct fd or -1, device, offset, bytes, address)."""
+        """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
+        bytes, address. io: "auto" or "direct". calls: address of an xd_io table, for tests."""
     def run(self) -> None:
-        """One worker; call it from several threads. Without the GIL."""
-    def drain(self) -> None: ...
-    def cancel(self) -> None: ...
-    def done(self, device: int) -> int: ...
+        """One worker; call it from several threads. Without the GIL; Ctrl-C is not seen, so keep it off the main thread.
+        Every worker raises the first error of any."""
+    def drain(self) -> None:
+        """Waits until every upload has arrived."""
+    def cancel(self) -> None:
+        """Every run() raises Cancelled, within one tile."""
+    def done(self, device: int) -> int:
+        """Bytes handed to the device so far."""
+    @property
+    def direct(self) -> int:
+        """Bytes read by direct I/O so far."""
+    def refused(self, fd: int) -> int:
+        """The errno with which direct I/O was refused for a file, 0 if it was not."""
+    @property
+    def failed(self) -> int | None:
+        """The row of `pieces` that was being read when the first worker failed; rows without bytes do not count."""
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...

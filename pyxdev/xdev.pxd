@@ -155,6 +155,29 @@ cdef extern from "xdev.h" nogil:
     int xd_throttle_in_flight(xd_throttle *throttle, unsigned *count, xd_error *err)
     uint64_t xd_throttle_blocked(const xd_throttle *throttle)
 
+    ctypedef struct xd_piece:
+        int fd, direct_fd, device
+        uint64_t offset, bytes, address
+    enum: XD_IO_AUTO, XD_IO_DIRECT
+    ctypedef struct xd_io:
+        pass
+    ctypedef struct xd_reader_options:
+        unsigned tiles
+        uint64_t tile_bytes
+        int sync_uploads
+        int io
+        const xd_io *calls
+    int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
+                       const xd_reader_options *options, xd_error *err)
+    void xd_reader_close(xd_reader **reader)
+    int xd_reader_run(xd_reader *reader, xd_error *err)
+    int xd_reader_drain(xd_reader *reader, xd_error *err)
+    void xd_reader_cancel(xd_reader *reader)
+    uint64_t xd_reader_done(const xd_reader *reader, int device)
+    uint64_t xd_reader_direct(const xd_reader *reader)
+    int xd_reader_refused(const xd_reader *reader, int fd)
+    int64_t xd_reader_failed(const xd_reader *reader)
+
 
 cdef extern from "driver.h" nogil:
     ctypedef struct xd_symbol:
