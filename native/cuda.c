@@ -28,6 +28,11 @@ typedef struct cuda {
     xd_launches launches;
 } cuda;
 
+static void *pointer(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
 /* ---- errors, and the current context ---- */
 
 static int status_of(cu_result code)
@@ -460,7 +465,9 @@ static int cuda_stream_wait(xd_driver *driver, int device, void *stream, void *e
 {
     scope in;
     int status = enter(&in, driver, device, "stream_wait", err);
-    return status == XD_OK ? leave(&in, in.c->cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent", err) : status;
+    if (status != XD_OK)
+        return status;
+    return leave(&in, in.c->cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent", err);
 }
 
 /* ---- events ---- */
@@ -517,11 +524,6 @@ static int cuda_event_elapsed(xd_driver *driver, int device, void *begin, void *
 }
 
 /* ---- work ---- */
-
-static void *pointer(uint64_t address)
-{
-    return (void *)(uintptr_t)address;
-}
 
 static cu_result copy_line(cuda *c, cu_stream stream, const xd_transfer *t)
 {
@@ -595,7 +597,8 @@ static int cuda_fill(xd_driver *driver, int device, void *stream, uint64_t addre
     int status = enter(&in, driver, device, "fill", err);
     if (status != XD_OK)
         return status;
-    return leave(&in, in.c->cu.cuMemsetD8Async(address, (unsigned char)byte, bytes, stream), "cuMemsetD8Async", err);
+    cu_result code = in.c->cu.cuMemsetD8Async(address, (unsigned char)byte, bytes, stream);
+    return leave(&in, code, "cuMemsetD8Async", err);
 }
 
 static int cuda_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err)
