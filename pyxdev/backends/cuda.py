@@ -34,7 +34,8 @@ def resolve() -> dict[str, int]:
             result, address, _ = api.cuGetProcAddress(name.encode(), version, LEGACY_STREAM)
         except RuntimeError as error:
             raise BackendUnavailable(
-                f"cuda-python is installed, but NVIDIA's driver library libcuda.so.1 cannot be used: {error}"
+                "cuda-python is installed, but there is no libcuda.so.1 of NVIDIA's driver, for CUDA 12.0 or newer: "
+                f"{error}"
             ) from error
         if int(result) == 0 and address:
             found[name] = address
