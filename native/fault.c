@@ -78,7 +78,8 @@ FALLIBLE(event_elapsed, (xd_driver * driver, int device, void *begin, void *end,
          device, begin, end, seconds, err)
 FALLIBLE(copy, (xd_driver * driver, int device, void *stream, const xd_transfer *transfer, xd_error *err), device,
          stream, transfer, err)
-FALLIBLE(fill, (xd_driver * driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err),
+FALLIBLE(fill,
+         (xd_driver * driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err),
          device, stream, address, byte, bytes, err)
 FALLIBLE(event_wait, (xd_driver * driver, int device, void *event, uint64_t timeout, int *done, xd_error *err), device,
          event, timeout, done, err)

@@ -187,7 +187,8 @@ int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error 
     unsigned index = (unsigned)(turn % ring->count);
     status = check_lost(ring, index, err);
     if (!status && ring->tiles[index].held)
-        status = xd_fail(err, XD_INVALID, 0, "ring_acquire", "tile %u is still held: submit or release it first", index);
+        status = xd_fail(err, XD_INVALID, 0, "ring_acquire", "tile %u is still held: submit or release it first",
+                         index);
     xd_tile taken;
     if (!status) {
         ring->turns++;

@@ -291,7 +291,8 @@ static int overlaps(const xd_transfer *t)
 }
 
 /* Pitches in order, and nothing wraps around the end of the address space. */
-static int check_side(const char *side, uint64_t address, uint64_t width, uint64_t height, uint64_t pitch, xd_error *err)
+static int check_side(const char *side, uint64_t address, uint64_t width, uint64_t height, uint64_t pitch,
+                      xd_error *err)
 {
     if (pitch < width)
         return xd_fail(err, XD_INVALID, 0, "copy", "%s_pitch is %" PRIu64 "; allowed: the width, %" PRIu64 ", or more",
@@ -326,7 +327,8 @@ int xd_stream_check_transfer(xd_transfer *t, xd_error *err)
     }
     if (t->dst_device == t->src_device && overlaps(t))
         return xd_fail(err, XD_INVALID, 0, "copy",
-                       "source and destination overlap on device %d: %" PRIu64 " bytes from 0x%" PRIx64 " to 0x%" PRIx64,
+                       "source and destination overlap on device %d: %" PRIu64 " bytes from 0x%" PRIx64
+                       " to 0x%" PRIx64,
                        t->src_device, t->width * t->height, t->src, t->dst);
     return XD_OK;
 }

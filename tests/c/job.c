@@ -125,6 +125,11 @@ int job_run(xd_driver *driver, int path, xd_error *err)
         xd_stream_close(&j.streams[device]);
     }
     CHECK_NOTHING_LIVES(j.runtime);
+    for (int device = 0; device < 2; device++) {
+        uint64_t free_bytes, total;
+        if (!xd_runtime_memory_info(j.runtime, device, &free_bytes, &total, NULL))
+            CHECK_EQ(free_bytes, total);
+    }
     CHECK_EQ(xd_runtime_close(&j.runtime, NULL), XD_OK);
     return status;
 }

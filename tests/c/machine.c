@@ -47,6 +47,22 @@ xd_driver *machine_driver(const machine *m)
     return driver;
 }
 
+xd_driver *machine_jumbled(int devices, uint64_t seed)
+{
+    machine *m = machine_make(devices);
+    m->config.costs = (xd_sim_costs){
+        .copy = 100, .fill = 100, .launch = 100, .record = 50, .wait = 50, .query = 50, .sync = 500, .alloc = 100};
+    m->config.hop = 500;
+    m->config.seed = seed;
+    m->config.jitter = 300;
+    m->config.delay = 20 * US;
+    for (int i = 0; i < devices; i++)
+        m->devices[i].latency = US;
+    xd_driver *driver = machine_driver(m);
+    free(m);
+    return driver;
+}
+
 xd_runtime *machine_runtime(const machine *m)
 {
     xd_runtime *runtime;

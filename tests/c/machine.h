@@ -19,4 +19,8 @@ xd_sim_peer *machine_peer(machine *m, int device, int peer);
 xd_driver *machine_driver(const machine *m);
 xd_runtime *machine_runtime(const machine *m);
 
+/* A machine of which the seed decides when bytes move and how much later than declared an operation ends: what no wait
+   orders comes in any order. Submitting costs little, so that much is in flight. */
+xd_driver *machine_jumbled(int devices, uint64_t seed);
+
 #endif

@@ -119,10 +119,12 @@ static int rec_device_info(xd_driver *driver, int device, xd_device_info *out, x
 
 static int rec_memory_info(xd_driver *driver, int device, uint64_t *free_bytes, uint64_t *total_bytes, xd_error *err)
 {
-    (void)driver, (void)device, (void)err;
-    *free_bytes = 1;
-    *total_bytes = 2;
-    return XD_OK;
+    (void)err;
+    ENTER;
+    *free_bytes = *total_bytes = UINT64_C(1) << 40;
+    for (block *b = rec->blocks; b; b = b->next)
+        *free_bytes -= b->device == device ? b->size : 0;
+    LEAVE;
 }
 
 static int rec_peer_capable(xd_driver *driver, int device, int peer, int *capable, xd_error *err)

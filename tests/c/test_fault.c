@@ -74,7 +74,8 @@ static void drops(void)
     int dropped = 0;
     OK(xd_stream_open(&stream, runtime, 0, &err));
     xd_fault_arm(fault, 1, 0, XD_DRIVER);
-    FAILS(xd_stream_launch(stream, &(xd_kernel){.run = never_run, .drop = mark_dropped, .arg = &dropped}, &err), XD_DRIVER);
+    xd_kernel kernel = {.run = never_run, .drop = mark_dropped, .arg = &dropped};
+    FAILS(xd_stream_launch(stream, &kernel, &err), XD_DRIVER);
     CHECK_EQ(dropped, 1);
     xd_fault_arm(fault, 0, 0, 0);
     xd_stream_close(&stream);

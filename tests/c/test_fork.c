@@ -49,7 +49,8 @@ static void child(void)
     FAILS(xd_stream_query(stream, &answer, &err), XD_FORKED);
     FAILS(xd_stream_fill(stream, xd_buffer_address(buffer), 0, 8, &err), XD_FORKED);
     FAILS(xd_stream_copy(stream, &(xd_transfer){.width = 1, .height = 1}, &err), XD_FORKED);
-    FAILS(xd_stream_launch(stream, &(xd_kernel){.run = never_run, .drop = mark_dropped, .arg = &dropped}, &err), XD_FORKED);
+    xd_kernel kernel = {.run = never_run, .drop = mark_dropped, .arg = &dropped};
+    FAILS(xd_stream_launch(stream, &kernel, &err), XD_FORKED);
     CHECK_EQ(dropped, 1);
     FAILS(xd_event_open((xd_event **)&none, runtime, 0, &err), XD_FORKED);
     FAILS(xd_event_record(event, stream, &err), XD_FORKED);

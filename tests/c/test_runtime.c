@@ -99,7 +99,7 @@ static void questions(void)
     OK(xd_runtime_device_info(runtime, 0, &info, &err));
     CHECK_TEXT(info.name, "recorder");
     OK(xd_runtime_memory_info(runtime, 0, &free_bytes, &total, &err));
-    CHECK_EQ(total, 2);
+    CHECK_EQ(total, UINT64_C(1) << 40);
     static const int wrong[] = {1, -1, -2, 1000};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         FAILS(xd_runtime_device_info(runtime, wrong[i], &info, &err), XD_INVALID);

@@ -1,4 +1,5 @@
-/* Tile sizes: equal, about sqrt(5 us x rate x bytes), multiples of 4 KiB, at most 8 MiB; and what is pinned for them. */
+/* Tile sizes: equal, about sqrt(5 us x rate x bytes), multiples of 4 KiB, at most 8 MiB; and what is pinned for them.
+   The memory of a ring is never touched here: 32 MiB of it cost nothing. */
 #include "check.h"
 #include "recorder.h"
 
@@ -17,7 +18,6 @@ static xd_link *open_link(xd_link_options options)
     return link;
 }
 
-/* Of a link without ring bounds; for the ring's memory is never touched, 32 MiB of it cost nothing. */
 static void fitted(void)
 {
     static const struct { uint64_t bytes, tiles; } table[] = {
