@@ -116,7 +116,8 @@ static void circle(uint64_t seed)
         for (int i = 0; i <= DEVICES; i++) {
             int here = way ? (DEVICES - i) % DEVICES : i % DEVICES;
             int next = way ? (here + DEVICES - 1) % DEVICES : (here + 1) % DEVICES;
-            xd_link_options options = {.path = i % 3 ? XD_STAGED : XD_DIRECT, .tile_bytes = TILE, .tiles = 2, .gate = 1};
+            xd_link_options options = {.path = i % 3 ? XD_STAGED : XD_DIRECT, .tile_bytes = TILE, .tiles = 2,
+                                       .gate = 1};
             OK(xd_buffer_open(&places[way][i], runtime, here, BYTES, &err));
             OK(xd_event_open(&arrived[way][i], runtime, 0, &err));
             if (i < DEVICES)

@@ -1,5 +1,5 @@
-"""Takes out one wait of the C runtime at a time and runs the C tests that must notice: every wait is there for a reason,
-and the simulated devices can tell. Data only: the golden call lists of tests/c are not asked."""
+"""Takes out one wait of the C runtime at a time and runs the C test that must notice: every wait is there for a
+reason, and the simulated devices can tell. Data only: the golden call lists of tests/c are not asked."""
 
 import shutil
 import subprocess
