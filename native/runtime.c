@@ -190,7 +190,9 @@ int xd_runtime_enter(const xd_runtime *runtime, const char *operation, xd_error 
 {
     if (xd_runtime_owned(runtime))
         return XD_OK;
-    return xd_fail(err, XD_FORKED, 0, operation, "the runtime was opened by process %d, this is process %d",
+    return xd_fail(err, XD_FORKED, 0, operation,
+                   "the runtime was opened by process %d and does not survive the fork into process %d: "
+                   "start processes with spawn",
                    (int)runtime->pid, (int)getpid());
 }
 

@@ -4,20 +4,21 @@ Every object holds its parent, closes once, and is closed by collection as a saf
 block or reach a driver run without the GIL.
 """
 
-import warnings
-
 cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from pyxdev.xdev cimport *
 
 from pyxdev import errors
+
+cdef extern from "Python.h":
+    int PyErr_ResourceWarning(object source, Py_ssize_t stack_level, const char *format, ...) except -1
 
 HOST = XD_HOST
 
@@ -62,8 +63,9 @@ cdef uint64_t until(xd_runtime *runtime, uint64_t deadline) noexcept nogil:
     return min(deadline - now, SIGNAL_PERIOD)
 
 
-cdef object leaked(object thing):
-    warnings.warn(f"unclosed {thing!r}", ResourceWarning, source=thing, stacklevel=2)
+cdef void leaked(object thing) noexcept:
+    """Warns. Where warnings are errors it is reported as unraisable: closing goes on, and works late at exit too."""
+    PyErr_ResourceWarning(thing, 1, "unclosed %R", <PyObject *>thing)
 
 
 # ---- drivers ---------------------------------------------------------------------------------------------------------
