@@ -1,0 +1,41 @@
+"""One suite for every driver: `pytest tests/conformance --pyxdev-backend=sim|cuda|hip`.
+
+On simulated devices each test runs for several seeds, which decide when the bytes of a copy really move.
+"""
+
+import pytest
+from hardware import Devices
+
+from pyxdev._native import Runtime
+
+SEEDS = 3
+# Pairs with peer access both ways, one way and not at all.
+MACHINE = {"device": {"count": 4}, "peer": {"groups": [[0, 1, 3]], "one_way": [[2, 0]]}}
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        simulated = metafunc.config.getoption("--pyxdev-backend") == "sim"
+        metafunc.parametrize("seed", range(SEEDS if simulated else 1))
+
+
+@pytest.fixture
+def new_driver(pyxdev_driver, pyxdev_backend, seed):
+    """Makes a driver; on simulated devices of this seed."""
+    if pyxdev_backend == "sim":
+        return lambda: pyxdev_driver(MACHINE | {"run": {"seed": seed, "delay_us": 20}})
+    return pyxdev_driver
+
+
+@pytest.fixture
+def runtime(new_driver):
+    with Runtime(new_driver()) as runtime:
+        yield runtime
+        left = runtime.live()
+        assert not left.any(), f"the test left alive: {left}"
+
+
+@pytest.fixture
+def devices(runtime):
+    with Devices(runtime) as devices:
+        yield devices
