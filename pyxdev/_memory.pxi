@@ -353,8 +353,12 @@ cdef class Throttle:
     @property
     def in_flight(self):
         cdef xd_error err
+        cdef xd_throttle *throttle = self.alive()
         cdef unsigned count = 0
-        check(xd_throttle_in_flight(self.alive(), &count, &err), &err)
+        cdef int status
+        with nogil:
+            status = xd_throttle_in_flight(throttle, &count, &err)
+        check(status, &err)
         return count
 
     @property
