@@ -158,6 +158,29 @@ static void kernels(void)
     recorder_close(&rec);
 }
 
+/* A stream of somebody else is used and left alone. */
+static void adopted(void)
+{
+    xd_runtime *runtime;
+    xd_stream *theirs, *ours = NULL;
+    xd_event *event;
+    recorder_open(&rec, 2);
+    OK(xd_runtime_open(&runtime, &rec.table, NULL, &err));
+    OK(xd_stream_open(&theirs, runtime, 1, &err));
+    FAILS(xd_stream_adopt(&ours, runtime, 1, NULL, &err), XD_INVALID);
+    FAILS(xd_stream_adopt(&ours, runtime, 2, xd_stream_handle(theirs), &err), XD_INVALID);
+    OK(xd_stream_adopt(&ours, runtime, 1, xd_stream_handle(theirs), &err));
+    OK(xd_event_open(&event, runtime, 0, &err));
+    OK(xd_event_record(event, ours, &err));
+    CHECK_TEXT(rec.log, "s0 record e0\n");
+    xd_event_close(&event);
+    xd_stream_close(&ours);
+    CHECK_EQ(rec.live, 1);
+    xd_stream_close(&theirs);
+    OK(xd_runtime_close(&runtime, &err));
+    recorder_close(&rec);
+}
+
 int main(void)
 {
     no_device();
@@ -165,5 +188,6 @@ int main(void)
     questions();
     peers();
     kernels();
+    adopted();
     return 0;
 }
