@@ -1,8 +1,5 @@
-/*
- * Two stages over one link, sources and slots used again and again, nothing waited for by the host: the consumer finds
- * every byte of every step, for every seed. tests/unit/test_mutants.py takes the waits of link.c, ring.c and stream.c
- * out one by one; then it does not.
- */
+/* Two stages of kernels over one link, sources and slots used again and again, nothing waited for by the host: the
+   consumer finds every byte of every step, for every path and seed; with the waits done by the host too. */
 #include "check.h"
 #include "machine.h"
 
