@@ -18,7 +18,7 @@ struct xd_reader {
     const xd_io *calls;
     xd_ring *ring;       /* NULL if there is nothing to read */
     xd_stream **streams; /* one a device; NULL for devices without pieces */
-    _Atomic uint64_t *done;
+    _Atomic uint64_t *done, *last; /* one a device: bytes, and the time of the last of them */
     _Atomic uint64_t direct;
     int sync_uploads, io;
 
@@ -87,6 +87,7 @@ static void free_arrays(xd_reader *reader)
     free(reader->sources);
     free(reader->source_of);
     free(reader->pieces);
+    free(reader->last);
     free(reader->done);
     free(reader->streams);
     free(reader);
@@ -122,6 +123,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     status = XD_NO_HOST_MEMORY;
     if (!(reader->streams = xd_new(devices * sizeof(reader->streams[0]), operation, err)) ||
         !(reader->done = xd_new(devices * sizeof(reader->done[0]), operation, err)) ||
+        !(reader->last = xd_new(devices * sizeof(reader->last[0]), operation, err)) ||
         !(reader->pieces = xd_new((count + 1) * sizeof reader->pieces[0], operation, err)) ||
         !(reader->source_of = xd_new((count + 1) * sizeof reader->source_of[0], operation, err)) ||
         !(reader->sources = xd_new((count + 1) * sizeof reader->sources[0], operation, err)))
@@ -281,8 +283,8 @@ static int upload(xd_reader *reader, const job *job, const char *memory, int dir
     return status;
 }
 
-/* Waits until the device has what was uploaded last, or the reader is stopped. */
-static int wait_upload(xd_reader *reader, xd_event *event, int device, xd_error *err)
+/* Waits until the device has what was uploaded so far, or the reader is stopped. */
+static int wait_uploads(xd_reader *reader, xd_event *event, int device, xd_error *err)
 {
     int done = 0;
     int status = xd_event_record(event, reader->streams[device], err);
@@ -317,15 +319,16 @@ static int run_job(xd_reader *reader, const job *job, xd_event *event, int *read
     if (!status)
         status = submitted;
     if (!status && event)
-        status = wait_upload(reader, event, job->device, err);
+        status = wait_uploads(reader, event, job->device, err);
     if (!status) {
         reader->done[job->device] += job->payload;
+        reader->last[job->device] = xd_monotonic();
         reader->direct += direct ? job->payload : 0;
     }
     return status;
 }
 
-/* Counts a worker in or out; out, it leaves with the status that all end with. */
+/* Counts a worker in or out, or neither. Returns the status that all end with. */
 static int count_worker(xd_reader *reader, int change, xd_error *err)
 {
     pthread_mutex_lock(&reader->lock);
@@ -361,8 +364,15 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
 
 int xd_reader_drain(xd_reader *reader, xd_error *err)
 {
-    int status = xd_runtime_enter(reader->runtime, "reader_drain", err);
-    return status || !reader->ring ? status : xd_ring_drain(reader->ring, err);
+    xd_event *event;
+    int status = xd_event_open(&event, reader->runtime, 0, err);
+    if (status)
+        return status;
+    for (int device = 0; device < reader->runtime->devices && !status; device++)
+        if (reader->streams[device])
+            status = wait_uploads(reader, event, device, err);
+    xd_event_close(&event);
+    return status ? status : count_worker(reader, 0, err);
 }
 
 void xd_reader_cancel(xd_reader *reader)
@@ -377,6 +387,11 @@ void xd_reader_cancel(xd_reader *reader)
 uint64_t xd_reader_done(const xd_reader *reader, int device)
 {
     return device < 0 || device >= reader->runtime->devices ? 0 : reader->done[device];
+}
+
+uint64_t xd_reader_last(const xd_reader *reader, int device)
+{
+    return device < 0 || device >= reader->runtime->devices ? 0 : reader->last[device];
 }
 
 uint64_t xd_reader_direct(const xd_reader *reader)

@@ -295,10 +295,11 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
 void xd_reader_close(xd_reader **reader); /* cancels, then waits for its workers and their uploads */
 /* Runs until the queue is empty, the reader is cancelled (XD_CANCELLED) or any worker failed (its error). */
 int xd_reader_run(xd_reader *reader, xd_error *err);
-/* Every upload queued by the workers is complete on its device. */
+/* Waits until every upload queued so far is complete on its device. Ends as a worker does. */
 int xd_reader_drain(xd_reader *reader, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
 uint64_t xd_reader_done(const xd_reader *reader, int device); /* bytes handed to the device so far */
+uint64_t xd_reader_last(const xd_reader *reader, int device); /* when the last of them were, host's clock, ns; or 0 */
 uint64_t xd_reader_direct(const xd_reader *reader);           /* bytes read by direct I/O so far */
 /* The errno with which direct I/O was refused for this file, after which it was read through the page cache; or 0. */
 int xd_reader_refused(const xd_reader *reader, int fd);

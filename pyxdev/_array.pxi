@@ -27,6 +27,7 @@ cdef class Array:
     cdef readonly object owner
     cdef readonly Event ready
     cdef readonly Stream stream
+    cdef readonly bint exported
     cdef object __weakref__
 
     def __init__(self, Runtime runtime not None, int device, uint64_t address, shape, dtype, *, strides=None,
@@ -92,6 +93,15 @@ cdef class Array:
             raise BufferError(f"{self.dtype} is a raw block type, no array library knows it; export .raw instead")
         return known
 
+    cdef int check_open(self) except -1:
+        """The memory that this array looks at must not have been freed."""
+        owner = self.owner
+        while isinstance(owner, Array):
+            owner = (<Array>owner).owner
+        if isinstance(owner, Buffer) and (<Buffer>owner).ptr == NULL:
+            raise errors.Closed(f"the memory of {self!r} has been freed")
+        return 0
+
     # ---- to the host ----
 
     def numpy(self):
@@ -117,6 +127,7 @@ cdef class Array:
 
     cdef int read_into(self, flat) except -1:
         """Device bytes into a NumPy array, through page-locked memory."""
+        self.check_open()
         stream = self.runtime.stream(self.device)
         try:
             pinned = self.runtime.buffer(HOST, self.nbytes)
@@ -163,10 +174,20 @@ cdef class Array:
             interface["stream"] = None
         return interface
 
+    cdef int note_export(self) except -1:
+        """From here on somebody else may look at the memory for as long as this array lives."""
+        self.check_open()
+        array = self
+        while isinstance(array, Array):
+            (<Array>array).exported = True
+            array = (<Array>array).owner
+        return 0
+
     cdef dict interface(self):
         bits, _, text = self.layout()
         if text is None:
             raise AttributeError(f"{self.dtype} has no type string; use DLPack")
+        self.note_export()
         strides = None if self.contiguous else tuple(stride * bits // 8 for stride in self.strides)
         return {
             "shape": self.shape, "typestr": text, "data": (self.address, False), "strides": strides, "version": 3,
@@ -186,6 +207,7 @@ cdef class Array:
             raise BufferError(f"the array is on DLPack device {self.__dlpack_device__()}, not on {tuple(dl_device)}")
         if copy:
             raise BufferError("copy=True is not offered; copy the array after importing it")
+        self.note_export()
         self.order_before(stream)
         if max_version is not None and max_version[0] >= 1:
             return self.versioned(bits, code)

@@ -254,6 +254,8 @@ class Reader:
         """Every run() raises Cancelled, within one tile."""
     def done(self, device: int) -> int:
         """Bytes handed to the device so far."""
+    def last(self, device: int) -> float:
+        """When the last of them were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""
     @property
     def direct(self) -> int:
         """Bytes read by direct I/O so far."""
@@ -309,6 +311,9 @@ class Array:
     def contiguous(self) -> bool: ...
     @property
     def owner(self) -> object: ...
+    @property
+    def exported(self) -> bool:
+        """Was the memory ever shown to another library, through this array or one made from it?"""
     @property
     def ready(self) -> Event | None: ...
     @property

@@ -105,6 +105,9 @@ cdef class Reader:
     def done(self, int device):
         return xd_reader_done(self.alive(), device)
 
+    def last(self, int device):
+        return xd_reader_last(self.alive(), device) * 1e-9
+
     @property
     def direct(self):
         return xd_reader_direct(self.alive())
