@@ -1,0 +1,1 @@
+"""Model files into device memory: headers, placement, plan, reading."""

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from pyxdev.errors import InvalidArgument
 from pyxdev.loader.header import Tensor, shown
@@ -22,6 +23,18 @@ _AFTER = re.compile(
     r"(?:^|\.)(?:output|output_norm|lm_head|embed_out|norm|norm_f|ln_f|final_norm|final_layer_?norm|classifier|score|"
     r"pooler|cls)(?:\.|$)"
 )
+
+
+class Part(NamedTuple):
+    """What one device gets of a tensor: `nbytes` from `offset` on, which are rows begin to end of its first dimension.
+    A part that is all of the tensor has rows 0 to -1."""
+
+    tensor: int
+    device: int
+    offset: int
+    nbytes: int
+    begin: int
+    end: int
 
 
 def shares(devices: int, tensor_split: Sequence[float] | None) -> list[Fraction]:
@@ -83,6 +96,35 @@ def by_function(tensors: Sequence[Tensor], devices: Sequence[int], place: Callab
             )
         placed.append(index[device])
     return placed
+
+
+def whole(tensors: Sequence[Tensor], placed: Sequence[int]) -> list[Part]:
+    """Parts of which each is all of its tensor."""
+    return [
+        Part(number, device, 0, tensor.nbytes, 0, -1)
+        for number, (tensor, device) in enumerate(zip(tensors, placed, strict=True))
+    ]
+
+
+def by_rows(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[float] | None = None) -> list[Part]:
+    """Parts of every matrix: each device gets a run of its rows (its first dimension) in proportion, so blocks, which
+    lie along the last dimension, stay whole. Vectors and scalars go to the first device with a share, as does what has
+    no rows of whole bytes."""
+    ends = shares(devices, tensor_split)
+    first = bisect_right(ends, 0)
+    parts = []
+    for number, tensor in enumerate(tensors):
+        rows = tensor.shape[0] if len(tensor.shape) > 1 else 0
+        if not tensor.nbytes or not rows or tensor.nbytes % rows:
+            parts.append(Part(number, first, 0, tensor.nbytes, 0, -1))
+            continue
+        row, begin = tensor.nbytes // rows, 0
+        for device, share in enumerate(ends):
+            end = math.floor(rows * share + Fraction(1, 2))
+            if end > begin:
+                parts.append(Part(number, device, begin * row, (end - begin) * row, begin, end))
+            begin = end
+    return parts
 
 
 def _by_bytes(tensors: Sequence[Tensor], ends: list[Fraction]) -> list[int]:

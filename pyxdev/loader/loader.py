@@ -1,0 +1,261 @@
+"""Loads a model's files into the memory of all its devices at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from pyxdev import backends
+from pyxdev._native import Buffer, Reader, Runtime
+from pyxdev.errors import Cancelled, Error, FileRefused, InvalidArgument, OutOfMemory, ReadError
+from pyxdev.loader.files import open_model
+from pyxdev.loader.header import ModelFile, refused, shown
+from pyxdev.loader.plan import Plan, make_plan
+from pyxdev.loader.progress import Bar, Callback, Progress
+from pyxdev.loader.report import DeviceReport, Report
+from pyxdev.loader.weights import Weights
+from pyxdev.settings import Settings, resolve
+
+log = logging.getLogger("pyxdev")
+
+TILE_BYTES = 1 << 20
+MAX_TILES = 64  # so at most 64 MiB are page-locked
+DIRECT_IO = ("auto", "on", "off")
+_PERIOD = 0.05  # seconds between two looks at the workers, for progress and Ctrl-C
+
+
+def load(
+    path: str | os.PathLike[str],
+    devices: Sequence[int] | None = None,
+    *,
+    tensor_split: Sequence[float] | None = None,
+    split_mode: str = "layer",
+    place: Callable[[str], int] | None = None,
+    runtime: Runtime | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
+    async_uploads: bool | None = None,
+    direct_io: str = "auto",
+    progress: bool | Callback = False,
+) -> Weights:
+    """Reads a model into the memory of its devices; returns when every byte is there.
+
+    path: a .safetensors or .gguf file, any part of a GGUF split set, an index.json, a folder, a Hugging Face cache.
+    devices: device numbers in the order in which layers are handed out; None: all.
+    tensor_split: a share for each device. split_mode: "layer" (whole layers), "row" (rows of each matrix) or "none"
+    (all on the first device). place: a function of a tensor's name that returns its device, instead of these.
+    runtime: an open one, which stays yours; otherwise one of `backend` is opened and closed with the weights.
+    threads, async_uploads: as in the settings table, for this load. direct_io: "auto" (past the page cache what is not
+    in it), "on" or "off".
+    progress: True draws a bar on a terminal; a function is called with a Progress before the first byte, about 20 times
+    a second and after the last byte; it cancels the load by returning False, and an exception from it passes through.
+
+    Everything about the files is checked, and the memory of each device, before anything is allocated. After an error
+    nothing is left allocated. Raises FileRefused, ReadError, OutOfMemory, Cancelled, InvalidArgument, SettingError.
+    """
+    begin = time.monotonic()
+    if direct_io not in DIRECT_IO:
+        raise InvalidArgument(f"direct_io is {direct_io!r}; allowed: {', '.join(DIRECT_IO)}")
+    with ExitStack() as undo:
+        model = undo.enter_context(open_model(path))
+        for note in model.notes:
+            log.warning("%s", note)
+        owned = None
+        if runtime is None:
+            settings = resolve({"backend": backend, "threads_load": threads, "async_uploads": async_uploads})
+            runtime = owned = undo.enter_context(backends.open(settings=settings))
+        elif backend is not None:
+            raise InvalidArgument("backend and runtime cannot both be given")
+        settings = _settings(runtime, threads, async_uploads)
+        plan = make_plan(model, runtime, devices, tensor_split=tensor_split, split_mode=split_mode, place=place)
+        plan.check_memory()
+        buffers: list[Buffer] = []
+        for need in plan.needs:
+            buffers.append(runtime.buffer(need.device, need.nbytes, managed=True))
+            undo.callback(buffers[-1].close)
+        report = _read(plan, runtime, buffers, settings, direct_io, progress, begin)
+        weights = Weights(plan, runtime, buffers, report, owned)
+        undo.pop_all()
+        model.close()
+        return weights
+
+
+def _settings(runtime: Runtime, threads: int | None, async_uploads: bool | None) -> Settings:
+    """The runtime's settings, with what this call says instead."""
+    kept: Settings | None = getattr(runtime, "settings", None)
+    given = resolve({"threads_load": threads, "async_uploads": async_uploads})
+    if kept is None:
+        return given.for_backend(runtime.backend)
+    return replace(
+        kept,
+        threads_load=kept.threads_load if threads is None else given.threads_load,
+        async_uploads=kept.async_uploads if async_uploads is None else given.async_uploads,
+    )
+
+
+def _read(
+    plan: Plan,
+    runtime: Runtime,
+    buffers: Sequence[Buffer],
+    settings: Settings,
+    direct_io: str,
+    progress: bool | Callback,
+    begin: float,
+) -> Report:
+    """Reads all parts into their places, with as many threads as the settings say."""
+    with ExitStack() as stack:
+        direct_fds = [_open_direct(file, direct_io, stack) for file in plan.model.files]
+        addresses = [buffer.address for buffer in buffers]
+        pieces, part_of = plan.pieces(addresses, direct_fds)
+        total = int(pieces[:, 4].sum())
+        threads = _count_threads(settings.threads_load, len(plan.devices), total)
+        reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io)
+        stack.callback(reader.close)
+        callback: Callback | None = None
+        if progress is True:
+            callback = stack.enter_context(Bar())
+        elif callable(progress):
+            callback = progress
+        try:
+            _run(reader, threads, _Watch(plan, reader, total, callback))
+        except (ReadError, FileRefused) as error:
+            raise _name_file(error, plan, reader, part_of) from error
+        for file in plan.model.files:
+            if code := reader.refused(file.fd):
+                log.info(
+                    "%s: direct I/O refused (%s), read through the page cache", shown(file.path), os.strerror(code)
+                )
+        end = time.monotonic()
+        reports = [
+            DeviceReport(device, reader.done(device), max(0.0, reader.last(device) - begin)) for device in plan.devices
+        ]
+        return Report(
+            tensors=len(plan.model.tensors),
+            nbytes=total,
+            seconds=end - begin,
+            direct=reader.direct,
+            threads=threads,
+            pinned=tiles * TILE_BYTES if total else 0,
+            async_uploads=bool(settings.async_uploads),
+            devices=tuple(reports),
+        )
+
+
+def _open_direct(file: ModelFile, direct_io: str, stack: ExitStack) -> int:
+    """A second descriptor of an open file, for reading past the page cache; -1 where that is not wanted or refused."""
+    if direct_io == "off":
+        return -1
+    try:
+        fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if direct_io == "on":
+            text = f"{shown(file.path, 4096)}: direct I/O was asked for and is refused: {error.strerror}"
+            raise ReadError(text, status="READ", code=error.errno or 0, operation="open") from error
+        _log_refused(file, error.errno or 0)
+        return -1
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _log_refused(file: ModelFile, code: int) -> None:
+    log.info("%s: direct I/O refused (%s), read through the page cache", shown(file.path, 4096), os.strerror(code))
+
+
+def _count_threads(asked: int, devices: int, total: int) -> int:
+    """-1: eight a device, no more than the machine has cores. Never more than there are tiles."""
+    if asked < 0:
+        asked = max(1, min(8 * devices, len(os.sched_getaffinity(0))))
+    return max(1, min(asked, -(-total // TILE_BYTES)))
+
+
+def _open_reader(
+    runtime: Runtime, pieces: Any, threads: int, total: int, async_uploads: bool, direct_io: str
+) -> tuple[Reader, int]:
+    """A reader, and the number of its tiles: about four a thread, fewer where page-locked memory is short."""
+    tiles = max(1, min(MAX_TILES, max(4 * threads, 16), -(-total // TILE_BYTES)))
+    io = "direct" if direct_io == "on" else "auto"
+    while True:
+        try:
+            reader = Reader(runtime, pieces, tiles=tiles, tile_bytes=TILE_BYTES, async_uploads=async_uploads, io=io)
+        except OutOfMemory as error:
+            if error.status != "NO_PINNED_MEMORY" or tiles == 1:
+                raise
+            log.warning("%s; trying with %d tiles", error, tiles // 2)
+            tiles //= 2
+        else:
+            return reader, tiles
+
+
+class _Watch:
+    """Tells the callback how far the load is, and hears whether it goes on."""
+
+    def __init__(self, plan: Plan, reader: Reader, total: int, callback: Callback | None) -> None:
+        self._reader = reader
+        self._total = total
+        self._totals = {
+            device: sum(part.nbytes for part in plan.parts if plan.devices[part.device] == device)
+            for device in (plan.devices if callback else ())
+        }
+        self._callback = callback
+        self._begin = time.monotonic()
+
+    def __call__(self) -> None:
+        if self._callback is None:
+            return
+        devices = {device: (self._reader.done(device), total) for device, total in self._totals.items()}
+        done = sum(one for one, _ in devices.values())
+        if self._callback(Progress(done, self._total, time.monotonic() - self._begin, devices)) is False:
+            raise Cancelled(f"the progress callback cancelled the load after {done} of {self._total} bytes")
+
+
+def _run(reader: Reader, threads: int, watch: Callable[[], None]) -> None:
+    """Runs the workers and waits for them. Whatever happens, none is left when this returns: the calling thread looks
+    up often, so Ctrl-C and an exception of the callback stop them within one tile."""
+    failures: list[Error] = []
+    ended = threading.Semaphore(0)
+
+    def work() -> None:
+        try:
+            reader.run()
+            reader.drain()
+        except Error as error:
+            failures.append(error)
+        finally:
+            ended.release()
+
+    watch()
+    workers = [threading.Thread(target=work, name=f"pyxdev-load-{number}", daemon=True) for number in range(threads)]
+    started: list[threading.Thread] = []
+    try:
+        for worker in workers:
+            worker.start()
+            started.append(worker)
+        for _ in started:
+            while not ended.acquire(timeout=_PERIOD):
+                watch()
+    except BaseException:
+        reader.cancel()
+        raise
+    finally:
+        for worker in started:
+            worker.join()
+    if failures:
+        raise failures[0]
+    watch()
+
+
+def _name_file(error: Error, plan: Plan, reader: Reader, part_of: Any) -> Error:
+    """The same error with the file and the tensor that were being read."""
+    row = reader.failed
+    if row is None:
+        return error
+    tensor = plan.parts[part_of[row]].tensor
+    path, name = plan.model.files[plan.model.file_of[tensor]].path, plan.model.tensors[tensor].name
+    text = str(refused(path, str(error), name))
+    return type(error)(text, status=error.status, code=error.code, operation=error.operation)

@@ -1,0 +1,134 @@
+"""What a load gives: a mapping of arrays that owns the memory behind them."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pyxdev._native import Array, Buffer, Runtime
+from pyxdev.errors import Closed
+from pyxdev.loader.placement import Part
+from pyxdev.loader.plan import ARRAY_DTYPES, Plan
+from pyxdev.loader.report import Report
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix that is spread over devices by its rows: each of `parts` holds the next run of them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+class Weights(Mapping[str, Any]):
+    """name -> Array on its device (a Rows for a matrix split by rows), in file order. `metadata` is the file's own.
+
+    close(), or leaving the with block, frees all device memory; only what is exported to another library (DLPack,
+    __array_interface__) stays until that view is gone. Arrays cannot be used after it.
+    """
+
+    def __init__(
+        self, plan: Plan, runtime: Runtime, buffers: Sequence[Buffer], report: Report, owned: Runtime | None
+    ) -> None:
+        """owned: a runtime to close with the weights."""
+        self.runtime = runtime
+        self.devices = plan.devices
+        self.metadata: Mapping[str, Any] = plan.model.metadata
+        self.report = report
+        self._tensors = plan.model.tensors
+        self._parts: dict[str, list[tuple[Part, int]]] = {tensor.name: [] for tensor in self._tensors}
+        for part, at in zip(plan.parts, plan.at.tolist(), strict=True):
+            self._parts[self._tensors[part.tensor].name].append((part, at))
+        self._buffers = list(buffers)
+        self._owned = owned
+        self._made: dict[str, Array | Rows] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        made = self._made.get(name)
+        if made is None:
+            parts = self._parts[name]
+            if not self._buffers:
+                raise Closed("the weights are closed")
+            made = self._made[name] = self._make(parts)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return (
+            f"<pyxdev.Weights {len(self)} tensors on devices {list(self.devices)}{'' if self._buffers else ', closed'}>"
+        )
+
+    def _make(self, parts: list[tuple[Part, int]]) -> Array | Rows:
+        tensor = self._tensors[parts[0][0].tensor]
+        dtype = ARRAY_DTYPES.get(tensor.dtype, tensor.dtype)
+        arrays = []
+        for part, at in parts:
+            buffer = self._buffers[part.device]
+            shape = tensor.shape if part.end < 0 else (part.end - part.begin, *tensor.shape[1:])
+            address = buffer.address + at if part.nbytes else 0
+            device = self.devices[part.device]
+            arrays.append(Array(self.runtime, device, address, shape, dtype, nbytes=part.nbytes, owner=buffer))
+        if parts[0][0].end < 0:
+            return arrays[0]
+        return Rows(tensor.shape, dtype, tuple(arrays))
+
+    @property
+    def closed(self) -> bool:
+        return not self._buffers
+
+    def close(self) -> None:
+        arrays = [weakref.ref(array) for made in self._made.values() for array in _arrays(made)]
+        self._made.clear()
+        # What was exported and is still there may be looked at by somebody else.
+        left = {array.device for ref in arrays if (array := ref()) is not None and array.exported}
+        buffers, self._buffers = self._buffers, []
+        for buffer in buffers:
+            if buffer.device not in left:
+                buffer.close()
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            _close_after(owned, [buffer for buffer in buffers if not buffer.closed])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_buffers", None):
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self.close()
+
+
+def _arrays(made: Array | Rows) -> tuple[Array, ...]:
+    return made.parts if isinstance(made, Rows) else (made,)
+
+
+def _close_after(runtime: Runtime, buffers: list[Buffer]) -> None:
+    """Closes the runtime when the last of its buffers has been collected."""
+    if not buffers:
+        runtime.close()
+        return
+    left = [len(buffers)]
+
+    def gone() -> None:
+        left[0] -= 1
+        if not left[0]:
+            runtime.close()
+
+    for buffer in buffers:
+        weakref.finalize(buffer, gone).atexit = False
