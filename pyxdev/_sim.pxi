@@ -5,6 +5,7 @@ cdef extern from "sim/sim.h" nogil:
         const char *name
         const char *arch
         uint64_t memory, memory_rate, up_rate, down_rate, latency
+        int integrated
 
     ctypedef struct xd_sim_peer:
         int capable
@@ -13,6 +14,14 @@ cdef extern from "sim/sim.h" nogil:
 
     ctypedef struct xd_sim_costs:
         uint64_t copy, fill, launch, record, wait, query, sync, alloc
+
+    ctypedef struct xd_sim_fault:
+        int kind
+        int from_ "from"
+        int to
+        uint64_t first, count, value
+
+    const char *xd_sim_fault_name(int kind)
 
     ctypedef struct xd_sim_config:
         int device_count
@@ -23,6 +32,8 @@ cdef extern from "sim/sim.h" nogil:
         uint64_t pinned, bus_rate, hop
         xd_sim_costs costs
         uint64_t seed, jitter, delay
+        const xd_sim_fault *faults
+        size_t fault_count
 
     int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
     void xd_sim_pass(xd_driver *sim, uint64_t ns)
@@ -37,48 +48,84 @@ cdef class SimDriver(Driver):
             xd_sim_pass(driver, ns)
 
 
+def sim_faults():
+    """The names of the faults a machine can have; see XD_SIM_FAULTS in native/sim/sim.h."""
+    names = []
+    while xd_sim_fault_name(<int>len(names)) != NULL:
+        names.append(xd_sim_fault_name(<int>len(names)).decode())
+    return names
+
+
+cdef class _Tables:
+    """The arrays of a configuration, and the texts they point to."""
+    cdef xd_sim_device *devices
+    cdef xd_sim_peer *peers
+    cdef xd_sim_fault *faults
+    cdef list texts
+
+    def __cinit__(self, list devices, list peers, list faults):
+        cdef Py_ssize_t count = len(devices)
+        if len(peers) != count * count:
+            raise errors.InvalidArgument(f"peers has {len(peers)} entries; {count} devices take {count * count}")
+        self.devices = <xd_sim_device *>PyMem_Malloc(max(1, count) * sizeof(xd_sim_device))
+        self.peers = <xd_sim_peer *>PyMem_Malloc(max(1, count * count) * sizeof(xd_sim_peer))
+        self.faults = <xd_sim_fault *>PyMem_Malloc(max(1, len(faults)) * sizeof(xd_sim_fault))
+        if self.devices == NULL or self.peers == NULL or self.faults == NULL:
+            raise MemoryError
+        self.texts = []
+        for index, device in enumerate(devices):
+            name, arch = device["name"].encode(), device["arch"].encode()
+            self.texts += [name, arch]
+            self.devices[index] = xd_sim_device(
+                name=<bytes>name, arch=<bytes>arch, memory=device["memory"], memory_rate=device["memory_rate"],
+                up_rate=device["up_rate"], down_rate=device["down_rate"], latency=device["latency"],
+                integrated=device["integrated"],
+            )
+        for index, peer in enumerate(peers):
+            self.peers[index] = xd_sim_peer(
+                capable=peer["capable"], route=peer["route"], rate=peer["rate"], latency=peer["latency"]
+            )
+        for index, fault in enumerate(faults):
+            self.faults[index].kind = fault["kind"]
+            self.faults[index].from_ = fault["from"]
+            self.faults[index].to = fault["to"]
+            self.faults[index].first = fault["first"]
+            self.faults[index].count = fault["count"]
+            self.faults[index].value = fault["value"]
+
+    def __dealloc__(self):
+        PyMem_Free(self.devices)
+        PyMem_Free(self.peers)
+        PyMem_Free(self.faults)
+
+
 def sim_driver(machine):
     cdef xd_error err
     cdef xd_driver *out = NULL
+    cdef list faults = list(machine["faults"])
     cdef list devices = list(machine["devices"])
-    cdef list peers = list(machine["peers"])
-    cdef size_t count = len(devices)
-    if len(peers) != count * count:
-        raise errors.InvalidArgument(f"peers has {len(peers)} entries; {count} devices take {count * count}")
-    cdef xd_sim_device *device_table = <xd_sim_device *>PyMem_Malloc((count or 1) * sizeof(xd_sim_device))
-    cdef xd_sim_peer *peer_table = <xd_sim_peer *>PyMem_Malloc((count * count or 1) * sizeof(xd_sim_peer))
-    cdef list texts = []
-    try:
-        if device_table == NULL or peer_table == NULL:
-            raise MemoryError
-        for index, device in enumerate(devices):
-            texts.append((device["name"].encode(), device["arch"].encode()))
-            device_table[index] = xd_sim_device(
-                name=<bytes>texts[index][0], arch=<bytes>texts[index][1], memory=device["memory"],
-                memory_rate=device["memory_rate"], up_rate=device["up_rate"], down_rate=device["down_rate"],
-                latency=device["latency"],
-            )
-        for index, peer in enumerate(peers):
-            peer_table[index] = xd_sim_peer(
-                capable=peer["capable"], route=peer["route"], rate=peer["rate"], latency=peer["latency"]
-            )
-        costs = machine["costs"]
-        check(_create_sim(&out, xd_sim_config(
-            device_count=<int>count, devices=device_table, peers=peer_table, peer_limit=machine["peer_limit"],
-            unpeered=machine["unpeered"], pinned=machine["pinned"], bus_rate=machine["bus_rate"], hop=machine["hop"],
-            costs=xd_sim_costs(
-                copy=costs["copy"], fill=costs["fill"], launch=costs["launch"], record=costs["record"],
-                wait=costs["wait"], query=costs["query"], sync=costs["sync"], alloc=costs["alloc"],
-            ),
-            seed=machine["seed"], jitter=machine["jitter"], delay=machine["delay"],
-        ), &err), &err)
-    finally:
-        PyMem_Free(device_table)
-        PyMem_Free(peer_table)
+    cdef _Tables tables = _Tables(devices, list(machine["peers"]), faults)
+    cdef xd_sim_config config
+    costs = machine["costs"]
+    memset(&config, 0, sizeof(config))
+    config.device_count = <int>len(devices)
+    config.devices = tables.devices
+    config.peers = tables.peers
+    config.peer_limit = machine["peer_limit"]
+    config.unpeered = machine["unpeered"]
+    config.pinned = machine["pinned"]
+    config.bus_rate = machine["bus_rate"]
+    config.hop = machine["hop"]
+    config.costs = xd_sim_costs(
+        copy=costs["copy"], fill=costs["fill"], launch=costs["launch"], record=costs["record"], wait=costs["wait"],
+        query=costs["query"], sync=costs["sync"], alloc=costs["alloc"],
+    )
+    config.seed = machine["seed"]
+    config.jitter = machine["jitter"]
+    config.delay = machine["delay"]
+    config.faults = tables.faults
+    config.fault_count = <size_t>len(faults)
+    check(xd_sim_create(&out, &config, &err), &err)
     cdef SimDriver driver = SimDriver.__new__(SimDriver)
     driver.adopt(out)
     return driver
-
-
-cdef int _create_sim(xd_driver **out, xd_sim_config config, xd_error *err) noexcept nogil:
-    return xd_sim_create(out, &config, err)

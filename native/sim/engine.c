@@ -84,6 +84,7 @@ void sim_route(sim *s, sim_op *op)
             op->duration = length = device->is.latency + time_of(op->bytes, device->is.memory_rate);
     }
     op->duration += disturbance(s, op, length);
+    sim_fault_assign(s, op);
     op->late = sim_draw(s, op->seq, DRAW_LATE) & 1;
 }
 
@@ -178,9 +179,7 @@ static void move(sim *s, sim_op *op)
         fail_device(s, op, &cause);
         return;
     }
-    for (uint64_t row = 0; row < t->height; row++)
-        memmove((void *)(uintptr_t)(t->dst + row * dst_pitch), (const void *)(uintptr_t)(t->src + row * src_pitch),
-                t->width);
+    sim_deliver(s, op);
 }
 
 static void set(sim *s, sim_op *op)
@@ -211,6 +210,12 @@ static int call(sim *s, sim_op *op, bool run)
 static void act(sim *s, sim_op *op)
 {
     bool works = s->devices[op->stream->device].fault.status == XD_OK;
+    if (works && op->loses) {
+        xd_error cause;
+        xd_fail(&cause, XD_DEVICE_FAULT, 0, op->label, "it was lost while it ran %s", op->label);
+        fail_device(s, op, &cause);
+        works = false;
+    }
     if (op->kind == SIM_KERNEL) {
         int result = call(s, op, works);
         if (result) {
@@ -332,10 +337,10 @@ static void take_turn(sim *s, sim_op *op)
 {
     bool works = s->devices[op->stream->device].fault.status == XD_OK;
     if (op->kind == SIM_RECORD) {
-        if (works)
-            complete(s, op->u.stamp);
-        else
+        if (!works)
             lose(s, op->u.stamp);
+        else if (!op->u.stamp->done)
+            complete(s, op->u.stamp);
         finish(s, op);
     } else if (!works) {
         act(s, op);
@@ -350,6 +355,10 @@ static void take_turn(sim *s, sim_op *op)
 static void start(sim *s, sim_op *op)
 {
     op->start = s->now;
+    if (op->hangs) {
+        op->state = SIM_STUCK;
+        return;
+    }
     if (op->on_bus) {
         op->state = SIM_DATA;
         join_bus(s, op);

@@ -87,6 +87,9 @@ struct sim_op {
     sim_op *engine_next[2];
     int engine_count;
 
+    struct sim_fault *spoiler; /* what happens to its bytes */
+    bool hangs, loses;
+
     uint64_t duration;     /* besides the data phase */
     bool late;             /* its bytes move at its end, not at its start */
 
@@ -158,6 +161,26 @@ const xd_error *sim_blocking_fault(const sim *s, const sim_stamp *stamp);
 void sim_step(sim *s, sim_op *op);
 void sim_route(sim *s, sim_op *op); /* which engines a new operation uses, and for how long */
 
+/* ---- faults (faults.c) ---- */
+
+typedef struct sim_patch { uint64_t address, bytes; unsigned char *data; struct sim_patch *next; } sim_patch;
+
+typedef struct sim_fault {
+    xd_sim_fault is;
+    uint64_t seen;           /* operations that it fits */
+    unsigned char *last;     /* stale: what the copy before should have brought */
+    uint64_t last_bytes;
+    sim_patch *patches;      /* mirror: oldest first */
+} sim_fault;
+
+/* One more operation of this kind: the fault that hits it, NULL for none. */
+sim_fault *sim_fault_hits(sim *s, int kind, int from, int to);
+void sim_fault_assign(sim *s, sim_op *op); /* which faults hit a new operation on an engine */
+/* Moves the bytes of a copy as its spoiler wants, and through the mirrors of the device that reads. */
+void sim_deliver(sim *s, const sim_op *op);
+int sim_faults_open(sim *s, const xd_sim_config *config, xd_error *err);
+void sim_faults_clear(sim *s);
+
 /* ---- the simulator (sim.c) ---- */
 
 typedef struct sim_device {
@@ -193,6 +216,9 @@ struct sim {
     sim_op *flows; /* copies on the host bus */
     sim_memory memory;
     uint64_t pinned_used;
+    sim_fault *faults;
+    size_t fault_count;
+    bool mirrors; /* some copy may have to look into a mirror */
 };
 
 static inline sim *sim_of(xd_driver *driver) { return (sim *)driver; }

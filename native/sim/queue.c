@@ -103,6 +103,25 @@ static void append(sim *s, sim_op *op, uint64_t cost)
         sim_schedule(s, op, op->submitted);
 }
 
+/* Waits until what is queued on the stream is done, or nothing more can be. */
+static int block(sim *s, sim_stream *stream, const char *operation, xd_error *err)
+{
+    sim_stamp *stamp = calloc(1, sizeof *stamp);
+    sim_op *op = stamp ? new_op(s, SIM_RECORD, stream, operation, err) : NULL;
+    if (!op) {
+        free(stamp);
+        return xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "no host memory for one more queued operation");
+    }
+    *stamp = (sim_stamp){.refs = 2, .device = stream->device, .stream = stream};
+    op->u.stamp = stamp;
+    snprintf(op->label, sizeof op->label, "synchronise");
+    append(s, op, 0);
+    sim_goal goal = {.stamp = stamp};
+    int status = sim_run(s, &goal, XD_FOREVER, operation, err);
+    sim_stamp_release(stamp);
+    return status;
+}
+
 /* ---- streams ---- */
 
 int sim_stream_create(xd_driver *driver, int device, void **out, xd_error *err)
@@ -170,6 +189,25 @@ int sim_stream_query(xd_driver *driver, int device, void *handle, int *idle, xd_
     return status;
 }
 
+static int queue_wait(sim *s, sim_stream *stream, sim_stamp *stamp, xd_error *err)
+{
+    bool across = stamp->device != stream->device;
+    bool ignored = across && sim_fault_hits(s, XD_SIM_IGNORE_WAIT, stamp->device, stream->device);
+    bool blocks = across && sim_fault_hits(s, XD_SIM_BLOCK_WAIT, stamp->device, stream->device);
+    if (ignored) {
+        s->host += s->config.costs.wait;
+        return XD_OK;
+    }
+    sim_op *op = new_op(s, SIM_WAIT, stream, "stream_wait", err);
+    if (!op)
+        return XD_NO_HOST_MEMORY;
+    op->u.stamp = stamp;
+    stamp->refs++;
+    snprintf(op->label, sizeof op->label, "wait");
+    append(s, op, s->config.costs.wait);
+    return blocks ? block(s, stream, "stream_wait", err) : XD_OK;
+}
+
 int sim_stream_wait(xd_driver *driver, int device, void *handle, void *event_handle, xd_error *err)
 {
     static const char operation[] = "stream_wait";
@@ -180,17 +218,8 @@ int sim_stream_wait(xd_driver *driver, int device, void *handle, void *event_han
     int status = enter(s, device, handle, operation, &stream, err);
     if (!status)
         status = find_event(s, event_handle, operation, &event, err);
-    if (!status && event->stamp) {
-        sim_op *op = new_op(s, SIM_WAIT, stream, operation, err);
-        if (op) {
-            op->u.stamp = event->stamp;
-            event->stamp->refs++;
-            snprintf(op->label, sizeof op->label, "wait");
-            append(s, op, s->config.costs.wait);
-        } else {
-            status = XD_NO_HOST_MEMORY;
-        }
-    }
+    if (!status && event->stamp)
+        status = queue_wait(s, stream, event->stamp, err);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -267,6 +296,10 @@ int sim_event_record(xd_driver *driver, int device, void *handle, void *stream_h
             event->stamp = op->u.stamp = stamp;
             snprintf(op->label, sizeof op->label, "record");
             append(s, op, s->config.costs.record);
+            if (sim_fault_hits(s, XD_SIM_EARLY_EVENT, device, XD_SIM_ANY)) {
+                stamp->done = true;
+                stamp->time = s->host;
+            }
         } else {
             free(stamp);
             status = xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "no host memory for one more queued operation");
@@ -414,15 +447,12 @@ static int check_side(const sim *s, int device, uint64_t address, uint64_t pitch
 }
 
 /* The stream's device needs access to the other one, whichever way the bytes go. */
-static int check_peer(const sim *s, int device, const xd_transfer *t, xd_error *err)
+static bool is_unpeered(const sim *s, int device, const xd_transfer *t)
 {
     int src = t->src_device, dst = t->dst_device;
     if (src == dst || src == XD_HOST || dst == XD_HOST)
-        return XD_OK;
-    int other = src == device ? dst : src;
-    if (s->peer_on[device * s->device_count + other] || s->config.unpeered != XD_SIM_UNPEERED_REFUSED)
-        return XD_OK;
-    return xd_fail(err, XD_NO_PEER, 0, "copy", "device %d has no access to the memory of device %d", device, other);
+        return false;
+    return !s->peer_on[device * s->device_count + (src == device ? dst : src)];
 }
 
 static int check_copy(const sim *s, int device, const xd_transfer *t, xd_error *err)
@@ -440,7 +470,10 @@ static int check_copy(const sim *s, int device, const xd_transfer *t, xd_error *
         status = check_side(s, t->src_device, t->src, t->src_pitch, t, err);
     if (!status)
         status = check_side(s, t->dst_device, t->dst, t->dst_pitch, t, err);
-    return status ? status : check_peer(s, device, t, err);
+    if (!status && is_unpeered(s, device, t) && s->config.unpeered == XD_SIM_UNPEERED_REFUSED)
+        status = xd_fail(err, XD_NO_PEER, 0, "copy", "device %d has no access to the memory of device %d", device,
+                         t->src_device == device ? t->dst_device : t->src_device);
+    return status;
 }
 
 int sim_copy(xd_driver *driver, int device, void *handle, const xd_transfer *transfer, xd_error *err)
@@ -459,6 +492,8 @@ int sim_copy(xd_driver *driver, int device, void *handle, const xd_transfer *tra
             op->bytes = transfer->width * transfer->height;
             name_copy(op);
             append(s, op, s->config.costs.copy);
+            if (is_unpeered(s, device, transfer))
+                status = block(s, stream, operation, err);
         } else {
             status = XD_NO_HOST_MEMORY;
         }

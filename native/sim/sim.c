@@ -41,8 +41,13 @@ uint64_t sim_draw(const sim *s, uint64_t seq, uint64_t purpose)
 
 static int device_count(xd_driver *driver, int *count, xd_error *err)
 {
-    (void)err;
-    *count = sim_of(driver)->device_count;
+    sim *s = sim_of(driver);
+    pthread_mutex_lock(&s->lock);
+    bool ready = !sim_fault_hits(s, XD_SIM_NOT_READY, XD_SIM_ANY, XD_SIM_ANY);
+    pthread_mutex_unlock(&s->lock);
+    if (!ready)
+        return xd_fail(err, XD_NO_DEVICE, 0, "device_count", "the simulated machine is not ready");
+    *count = s->device_count;
     return XD_OK;
 }
 
@@ -52,7 +57,7 @@ static int device_info(xd_driver *driver, int device, xd_device_info *out, xd_er
     if (device < 0 || device >= s->device_count)
         return xd_fail(err, XD_INVALID, 0, "device_info", "device is %d; allowed: 0 to %d", device, s->device_count - 1);
     const xd_sim_device *is = &s->devices[device].is;
-    *out = (xd_device_info){.memory = is->memory, .copy_engines = 2};
+    *out = (xd_device_info){.memory = is->memory, .copy_engines = 2, .integrated = is->integrated};
     snprintf(out->name, sizeof out->name, "%s", is->name);
     snprintf(out->uuid, sizeof out->uuid, "SIM-%d", device);
     snprintf(out->arch, sizeof out->arch, "%s", is->arch);
@@ -102,6 +107,8 @@ static int peer_enable(xd_driver *driver, int device, int peer, int *enabled, xd
     int status = find_pair(s, device, peer, operation, &pair, err);
     if (!status)
         status = sim_device_find(s, device, operation, &at, err);
+    if (!status && sim_fault_hits(s, XD_SIM_ENABLE_FAILS, device, peer))
+        status = xd_fail(err, XD_DRIVER, 0, operation, "peer access of device %d to device %d was refused", device, peer);
     if (!status) {
         bool room = s->config.peer_limit < 0 || at->enabled < s->config.peer_limit;
         if (device != peer && s->peers[pair].capable && !s->peer_on[pair] && room) {
@@ -162,6 +169,7 @@ static void close_sim(xd_driver *driver)
     sim_table_clear(&s->event_table);
     sim_table_clear(&s->stream_table);
     sim_memory_clear(s);
+    sim_faults_clear(s);
     free(s->heap.ops);
     for (int i = 0; i < s->device_count && s->devices; i++) {
         free((char *)(uintptr_t)s->devices[i].is.name);
@@ -218,8 +226,9 @@ static int check_config(const xd_sim_config *config, xd_error *err)
                            "device %d: name, arch, memory, memory_rate, up_rate and down_rate must be given", i);
     }
     int pairs = config->device_count * config->device_count;
+    bool all = config->unpeered != XD_SIM_UNPEERED_REFUSED;
     for (int i = 0; i < pairs; i++)
-        if (config->peers[i].capable && !config->peers[i].rate)
+        if ((config->peers[i].capable || all) && !config->peers[i].rate)
             return xd_fail(err, XD_INVALID, 0, operation, "peers %d to %d: the rate is 0", i / config->device_count,
                            i % config->device_count);
     return XD_OK;
@@ -263,6 +272,11 @@ int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
         return xd_fail(err, XD_NO_HOST_MEMORY, 0, "sim_create", "no host memory for %zu devices", count);
     }
     memcpy(s->peers, config->peers, pairs * sizeof *s->peers);
+    status = sim_faults_open(s, config, err);
+    if (status) {
+        close_sim(&s->driver);
+        return status;
+    }
     *out = &s->driver;
     return XD_OK;
 }

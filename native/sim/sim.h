@@ -22,11 +22,12 @@ typedef struct xd_sim_device {
     uint64_t memory_rate;         /* fills and copies within the device; they use the compute engine */
     uint64_t up_rate, down_rate;  /* host to device, device to host */
     uint64_t latency;             /* of each copy and fill, besides its bytes */
+    int integrated;
 } xd_sim_device;
 
 enum { XD_SIM_LINK = 0, XD_SIM_OVER_HOST_BUS = 1 };
 
-typedef struct xd_sim_peer { /* one ordered pair */
+typedef struct xd_sim_peer { /* one ordered pair; a pair that is not capable needs the rest only if it is "unpeered" */
     int capable;
     int route;                /* a link of its own, or the copy engines of both and the host bus */
     uint64_t rate, latency;
@@ -41,6 +42,51 @@ typedef struct xd_sim_costs { /* time of the submitting thread for each call */
 /* What a copy between two devices without peer access does. */
 enum { XD_SIM_UNPEERED_REFUSED = 0, XD_SIM_UNPEERED_BLOCKS = 1 };
 
+/* ---- faults ---- */
+
+#define XD_SIM_ANY (-2)
+
+/* name, what `value` is. The first group spoils the bytes of copies from `from` to `to`; the second the order of streams
+   of `to` behind events of `from`; the rest names devices, or pairs for peer access. */
+#define XD_SIM_FAULTS(X)                                                                                 \
+    X(DROP, drop)           /* the bytes never arrive */                                                 \
+    X(ZERO, zero)           /* zeros arrive */                                                           \
+    X(MIRROR, mirror)       /* they arrive where only the writing device sees them */                    \
+    X(STALE, stale)         /* those of the copy before arrive; the first time none */                   \
+    X(SWAP, swap)           /* the first two tiles change places; value: tile size */                    \
+    X(FLIP, flip)           /* one byte arrives inverted; value: its offset */                           \
+    X(TRUNCATE, truncate)   /* the size is taken modulo the value */                                     \
+    X(ALIAS, alias)         /* after each `value` bytes the source is read from its beginning again */   \
+    X(HANG_COPY, hang_copy) /* never ends */                                                             \
+    X(IGNORE_WAIT, ignore_wait) /* the stream does not wait */                                           \
+    X(BLOCK_WAIT, block_wait)   /* the call waits, not the stream */                                     \
+    X(EARLY_EVENT, early_event) /* events of `from` are done when they are recorded */                   \
+    X(SLOW_KERNEL, slow_kernel) /* kernels of `from` take `value` times as long */                       \
+    X(HANG_KERNEL, hang_kernel) /* kernels of `from` never end */                                        \
+    X(LOSE_DEVICE, lose_device) /* the device `from` fails while it runs an operation */                 \
+    X(ENABLE_FAILS, enable_fails)       /* peer access of `from` to `to` is offered and then refused */  \
+    X(ALREADY_ENABLED, already_enabled) /* somebody else has enabled it */                               \
+    X(NOT_READY, not_ready)             /* opening finds no device */
+
+enum {
+#define XD_SIM_FAULT_KIND(name, text) XD_SIM_##name,
+    XD_SIM_FAULTS(XD_SIM_FAULT_KIND)
+#undef XD_SIM_FAULT_KIND
+    XD_SIM_FAULT_KINDS
+};
+
+typedef struct xd_sim_fault {
+    int kind;
+    int from, to;   /* device, XD_HOST or XD_SIM_ANY */
+    uint64_t first; /* of the operations it fits, in order of submission, from 1 on */
+    uint64_t count; /* 0: all from then on */
+    uint64_t value;
+} xd_sim_fault;
+
+const char *xd_sim_fault_name(int kind); /* "drop"; NULL: there is none */
+
+/* ---- the machine ---- */
+
 typedef struct xd_sim_config {
     int device_count;
     const xd_sim_device *devices;
@@ -54,6 +100,8 @@ typedef struct xd_sim_config {
     uint64_t seed;            /* decides for each operation whether its bytes move at its start or at its end */
     uint64_t jitter;          /* thousandths: durations grow by up to this part, seeded */
     uint64_t delay;           /* ns: every operation on an engine takes up to this much longer, seeded */
+    const xd_sim_fault *faults;
+    size_t fault_count;
 } xd_sim_config;
 
 /* Strings and arrays of the configuration are copied. */

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pyxdev._native import SimDriver, sim_driver
+from pyxdev._native import HOST, SimDriver, sim_driver, sim_faults
 from pyxdev.errors import SettingError
 
 VISIBLE_DEVICES: tuple[str, ...] = ()  # no variable hides simulated devices
@@ -117,13 +117,20 @@ def _is_list_of_devices(value: object) -> bool:
 _DEVICES = _Rule("a list of device numbers", _is_list_of_devices)
 _GROUPS = _Rule(
     '"all", "none" or a list of lists of device numbers',
-    lambda value: value in ("all", "none")
-    if isinstance(value, str)
-    else isinstance(value, list | tuple) and all(map(_is_list_of_devices, value)),
+    lambda value: (
+        value in ("all", "none")
+        if isinstance(value, str)
+        else isinstance(value, list | tuple) and all(map(_is_list_of_devices, value))
+    ),
 )
 _PAIRS = _Rule(
-    "a list of pairs of device numbers",
+    "a list of [device, device]",
     lambda value: isinstance(value, list | tuple) and all(_is_list_of_devices(i) and len(i) == 2 for i in value),
+)
+_FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
+_PLACE = _Rule(
+    'a device number, "host" or "any"',
+    lambda value: value in ("host", "any") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
 )
 _RATE = _number(1e-3, 1e6)
 _TIME = _number(0, 1e9)
@@ -136,23 +143,35 @@ _ONE_DEVICE = {
     "to_device_gb_s": _RATE,
     "to_host_gb_s": _RATE,
     "latency_us": _TIME,
+    "integrated": _FLAG,
 }
+_ONE_PAIR = {"capable": _FLAG, "route": _choice(*_ROUTES), "gb_s": _RATE, "latency_us": _TIME}
 _SECTIONS: dict[str, dict[str, _Rule]] = {
     "device": {"count": _whole(1, 1024), **_ONE_DEVICE},
     "host": {"pinned_gib": _number(0, 1e6), "bus_gb_s": _number(0, 1e6), "hop_us": _TIME},
     "peer": {
         "groups": _GROUPS,
-        "one_way": _PAIRS,
-        "route": _choice(*_ROUTES),
-        "gb_s": _RATE,
-        "latency_us": _TIME,
+        **{key: rule for key, rule in _ONE_PAIR.items() if key != "capable"},
         "limit": _whole(-1, 1024),
         "unpeered": _choice(*_UNPEERED),
+        "unpeered_gb_s": _RATE,
     },
     "calls_us": {name: _TIME for name in ("copy", "fill", "launch", "record", "wait", "query", "sync", "alloc")},
     "run": {"seed": _whole(0, 2**64 - 1), "jitter": _number(0, 1000), "delay_us": _TIME},
 }
-_LISTS: dict[str, dict[str, _Rule]] = {"other": {"devices": _DEVICES, **_ONE_DEVICE}}
+_LISTS: dict[str, dict[str, _Rule]] = {
+    "other": {"devices": _DEVICES, **_ONE_DEVICE},
+    "pair": {"pairs": _PAIRS, **_ONE_PAIR},
+    "fault": {
+        "kind": _choice(*sim_faults()),
+        "from": _PLACE,
+        "to": _PLACE,
+        "first": _whole(1, 2**63),
+        "count": _whole(0, 2**63),
+        "value": _whole(0, 2**63),
+    },
+}
+_NEEDED = {"other": "devices", "pair": "pairs", "fault": "kind"}
 
 
 def _check(given: Mapping[str, Any], source: str) -> Machine:
@@ -165,11 +184,16 @@ def _check(given: Mapping[str, Any], source: str) -> Machine:
         elif name in _LISTS:
             if not isinstance(section, list | tuple):
                 raise SettingError(f"{source}: {name} is {section!r}; allowed: a list of tables")
-            checked[name] = [
-                _check_section(entry, _LISTS[name], f"{source}: {name}[{i}]") for i, entry in enumerate(section)
-            ]
+            checked[name] = [_check_entry(entry, name, f"{source}: {name}[{i}]") for i, entry in enumerate(section)]
         else:
             raise SettingError(f"{source}: {name} is unknown; allowed: summary, {', '.join([*_SECTIONS, *_LISTS])}")
+    return checked
+
+
+def _check_entry(given: object, name: str, where: str) -> Machine:
+    checked = _check_section(given, _LISTS[name], where)
+    if _NEEDED[name] not in checked:
+        raise SettingError(f"{where} has no {_NEEDED[name]}; allowed: {_LISTS[name][_NEEDED[name]].allowed}")
     return checked
 
 
@@ -194,12 +218,13 @@ def _check_devices(machine: Machine, source: str) -> None:
     peer = machine["peer"]
     named = {
         "peer.groups": [] if isinstance(peer["groups"], str) else peer["groups"],
-        "peer.one_way": peer.get("one_way", []),
-        "other.devices": [other.get("devices", []) for other in machine.get("other", [])],
+        "other.devices": [other["devices"] for other in machine.get("other", [])],
+        "pair.pairs": [pair for table in machine.get("pair", []) for pair in table["pairs"]],
+        "fault": [[fault.get(side, "any") for side in ("from", "to")] for fault in machine.get("fault", [])],
     }
     for where, lists in named.items():
         for device in (device for devices in lists for device in devices):
-            if not 0 <= device < count:
+            if not isinstance(device, str) and not 0 <= device < count:
                 raise SettingError(f"{source}: {where} names device {device}; allowed: 0 to {count - 1}")
 
 
@@ -232,9 +257,8 @@ def lower(machine: Machine) -> dict[str, Any]:
     count = machine["device"]["count"]
     devices = [{key: machine["device"][key] for key in _ONE_DEVICE} for _ in range(count)]
     for other in machine.get("other", []):
-        for device in other.get("devices", []):
+        for device in other["devices"]:
             devices[device].update({key: value for key, value in other.items() if key != "devices"})
-    capable = _capable_pairs(machine)
     peer, host, run = machine["peer"], machine["host"], machine["run"]
     return {
         "devices": [
@@ -246,18 +270,18 @@ def lower(machine: Machine) -> dict[str, Any]:
                 "up_rate": _rate(device["to_device_gb_s"]),
                 "down_rate": _rate(device["to_host_gb_s"]),
                 "latency": _ns(device["latency_us"]),
+                "integrated": device["integrated"],
             }
             for device in devices
         ],
         "peers": [
             {
-                "capable": (src, dst) in capable,
-                "route": _ROUTES[peer["route"]],
-                "rate": _rate(peer["gb_s"]),
-                "latency": _ns(peer["latency_us"]),
+                "capable": pair["capable"],
+                "route": _ROUTES[pair["route"]],
+                "rate": _rate(pair["gb_s"]),
+                "latency": _ns(pair["latency_us"]),
             }
-            for src in range(count)
-            for dst in range(count)
+            for pair in _pairs(machine)
         ],
         "peer_limit": peer["limit"],
         "unpeered": _UNPEERED[peer["unpeered"]],
@@ -268,14 +292,43 @@ def lower(machine: Machine) -> dict[str, Any]:
         "seed": run["seed"],
         "jitter": round(run["jitter"] * 1000),
         "delay": _ns(run["delay_us"]),
+        "faults": _faults(machine),
     }
 
 
-def _capable_pairs(machine: Machine) -> set[tuple[int, int]]:
-    """(device, peer): the device can reach the memory of the peer."""
-    peer = machine["peer"]
-    groups = {"all": [range(machine["device"]["count"])], "none": []}.get(peer["groups"]) if isinstance(
-        peer["groups"], str
-    ) else peer["groups"]
-    both = {(a, b) for group in groups or [] for a in group for b in group if a != b}
-    return both | {(a, b) for a, b in peer.get("one_way", [])}
+def _pairs(machine: Machine) -> list[Machine]:
+    """For each ordered pair, (0, 0), (0, 1), ...; without peer access a copy goes over the host, if it is let."""
+    count, peer = machine["device"]["count"], machine["peer"]
+    groups = {"all": [range(count)], "none": []}[peer["groups"]] if isinstance(peer["groups"], str) else peer["groups"]
+    capable = {(a, b) for group in groups for a in group for b in group if a != b}
+    pairs: dict[tuple[int, int], Machine] = {}
+    for src in range(count):
+        for dst in range(count):
+            pairs[src, dst] = {key: peer[key] for key in ("route", "gb_s", "latency_us")}
+            pairs[src, dst]["capable"] = (src, dst) in capable
+    for table in machine.get("pair", []):
+        for src, dst in table["pairs"]:
+            pairs[src, dst].update({key: value for key, value in table.items() if key != "pairs"})
+    for pair in pairs.values():
+        if not pair["capable"]:
+            pair.update(route="host", gb_s=peer["unpeered_gb_s"])
+    return list(pairs.values())
+
+
+def _place(name: int | str) -> int:
+    return {"host": HOST, "any": -2}[name] if isinstance(name, str) else name
+
+
+def _faults(machine: Machine) -> list[Machine]:
+    kinds = sim_faults()
+    return [
+        {
+            "kind": kinds.index(fault["kind"]),
+            "from": _place(fault.get("from", "any")),
+            "to": _place(fault.get("to", "any")),
+            "first": fault.get("first", 1),
+            "count": fault.get("count", 0),
+            "value": fault.get("value", 0),
+        }
+        for fault in machine.get("fault", [])
+    ]
