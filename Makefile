@@ -70,7 +70,8 @@ bench: build $(VENV)/.model ## the pipeline benchmark (BACKEND=cuda: on the GPUs
 .PHONY: test ctest asan fakes
 test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
 	$(BIN)/pytest
-	LD_LIBRARY_PATH=$(FAKES) $(BIN)/pytest tests/conformance --pyxdev-backend=cuda
+	LD_LIBRARY_PATH=$(FAKES) PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
+		$(BIN)/pytest tests/conformance --pyxdev-backend=cuda
 
 ctest: ## the tests of the C runtime alone
 	$(MAKE) -C tests/c test

@@ -8,7 +8,8 @@ import contextlib
 
 import numpy as np
 
-from pyxdev._native import HOST
+from pyxdev._native import HOST, Link, Stream
+from pyxdev.errors import Error
 
 POISON = 0xA5
 GUARD = 64  # poisoned bytes on both sides of what a test writes
@@ -20,13 +21,28 @@ def pattern(nbytes, salt=0):
     return (at * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(56)).astype(np.uint8)
 
 
-class Devices(contextlib.ExitStack):
+class Devices:
     """A runtime, and short ways to make objects (closed at the end) and to move bytes in and out."""
 
     def __init__(self, runtime):
-        super().__init__()
         self.runtime = runtime
         self.count = runtime.device_count
+        self.things = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        """Waits for what is queued, so that no memory goes before its last use; then closes everything."""
+        for thing in self.things:
+            if not thing.closed:
+                if isinstance(thing, Link):
+                    thing.close()
+                elif isinstance(thing, Stream):
+                    with contextlib.suppress(Error):
+                        thing.synchronize()
+        while self.things:
+            self.things.pop().close()
 
     def __iter__(self):
         return iter(range(self.count))
@@ -41,7 +57,7 @@ class Devices(contextlib.ExitStack):
         return ["direct", "staged"] if src == dst or self.runtime.peer_enable(src, dst) else ["staged"]
 
     def keep(self, thing):
-        self.callback(thing.close)
+        self.things.append(thing)
         return thing
 
     def stream(self, device=0):

@@ -227,6 +227,7 @@ ring, throttle = runtime.ring(2, 100), runtime.throttle(2)
 children = [stream, event, buffer, pinned, link, ring, throttle]
 stream.fill(buffer.address, 7, 1000)
 event.record(stream)
+event.wait()
 """
 
 FORK = """
