@@ -1,9 +1,9 @@
 /*
  * Microbatches over one hop, on simulated devices of many seeds: what arrives is what was sent.
  *
- * Every buffer is used again and again, so each wait of link.c, ring.c and throttle.c is the only thing that keeps some
- * pair of copies apart. tests/unit/test_mutations_native.py builds this program with one of them taken out and expects
- * it to fail. Usage: test_hops [first seed] [seeds].
+ * Every buffer is used again and again, so each wait of link.c, ring.c, stream.c and throttle.c is the only thing that
+ * keeps some pair of copies apart. tests/unit/test_mutations_native.py builds this program with one of them taken out
+ * and expects it to fail. Usage: test_hops [first seed] [seeds].
  */
 #include "check.h"
 #include "sim/sim.h"
@@ -14,7 +14,7 @@ static const char *scene;
 static unsigned long long seed;
 static xd_error err;
 
-static xd_runtime *open_machine(void)
+static xd_runtime *open_machine(int force_sync)
 {
     xd_sim_device device = {.name = "sim", .arch = "sim", .memory = 1 << 30, .memory_rate = 1000000000,
                             .up_rate = 1000000000, .down_rate = 1000000000, .latency = 100};
@@ -26,7 +26,7 @@ static xd_runtime *open_machine(void)
     xd_driver *driver;
     xd_runtime *runtime;
     OK(xd_sim_create(&driver, &config, &err));
-    OK(xd_runtime_open(&runtime, driver, NULL, &err));
+    OK(xd_runtime_open(&runtime, driver, &(xd_runtime_options){.force_sync = force_sync}, &err));
     return runtime;
 }
 
@@ -133,20 +133,23 @@ typedef struct hop {
     int path;
     unsigned tiles;
     uint64_t producing, consuming; /* ns a round */
+    int force_sync;
 } hop;
 
 static const hop HOPS[] = {
-    {"direct, slow producer", XD_DIRECT, 0, 60000, 0},
-    {"direct, slow consumer", XD_DIRECT, 0, 0, 60000},
-    {"staged, slow producer", XD_STAGED, 4, 60000, 0},
-    {"staged, slow consumer", XD_STAGED, 4, 0, 60000},
-    {"staged through one tile, slow consumer", XD_STAGED, 1, 0, 60000},
+    {"direct, slow producer", XD_DIRECT, 0, 60000, 0, 0},
+    {"direct, slow consumer", XD_DIRECT, 0, 0, 60000, 0},
+    {"staged, slow producer", XD_STAGED, 4, 60000, 0, 0},
+    {"staged, slow consumer", XD_STAGED, 4, 0, 60000, 0},
+    {"staged through one tile, slow consumer", XD_STAGED, 1, 0, 60000, 0},
+    {"waits by the host, direct", XD_DIRECT, 0, 60000, 0, 1},
+    {"waits by the host, staged", XD_STAGED, 4, 60000, 60000, 1},
 };
 
 /* A producer fills source slots in turn, the link carries them to destination slots, a consumer empties those. */
 static void run_hop(const hop *hop)
 {
-    xd_runtime *runtime = open_machine();
+    xd_runtime *runtime = open_machine(hop->force_sync);
     xd_stream *producer = stream_on(runtime, 0), *consumer = stream_on(runtime, 1);
     xd_buffer *host = memory(runtime, XD_HOST, ROUNDS * BYTES);
     xd_buffer *input = memory(runtime, 0, ROUNDS * BYTES), *output = memory(runtime, 1, ROUNDS * BYTES);
@@ -208,7 +211,7 @@ static void run_hop(const hop *hop)
 /* A copy of nothing still carries the order from its source's event to its arrival. */
 static void run_empty(int path)
 {
-    xd_runtime *runtime = open_machine();
+    xd_runtime *runtime = open_machine(0);
     xd_stream *producer = stream_on(runtime, 0), *consumer = stream_on(runtime, 1);
     xd_buffer *host = memory(runtime, XD_HOST, BYTES), *input = memory(runtime, 0, BYTES);
     xd_buffer *output = memory(runtime, 1, BYTES);
@@ -250,7 +253,7 @@ static void run_empty(int path)
 /* The host fills the tiles of a ring, a stream carries them to the device. */
 static void run_uploads(void)
 {
-    xd_runtime *runtime = open_machine();
+    xd_runtime *runtime = open_machine(0);
     xd_stream *stream = stream_on(runtime, 0);
     xd_buffer *output = memory(runtime, 0, ROUNDS * BYTES), *host = memory(runtime, XD_HOST, ROUNDS * BYTES);
     xd_ring *ring;
@@ -287,7 +290,7 @@ static void run_uploads(void)
 /* Host slots that the throttle alone protects. */
 static void run_throttle(void)
 {
-    xd_runtime *runtime = open_machine();
+    xd_runtime *runtime = open_machine(0);
     xd_stream *stream = stream_on(runtime, 0);
     xd_buffer *slots = memory(runtime, XD_HOST, SLOTS * BYTES), *output = memory(runtime, 0, ROUNDS * BYTES);
     xd_buffer *host = memory(runtime, XD_HOST, ROUNDS * BYTES);

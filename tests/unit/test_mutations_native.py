@@ -1,4 +1,4 @@
-"""Every wait of link.c, ring.c and throttle.c is needed: tests/c/test_hops.c fails when one is taken out.
+"""Every wait of link.c, ring.c, stream.c and throttle.c is needed: tests/c/test_hops.c fails when one is taken out.
 
 The list below is the list of waits (and of records that a later wait relies on). Each is taken out alone, the runtime
 is built with that one file changed, and the program must find wrong bytes within a few seeds. Unchanged it must pass.
@@ -86,6 +86,13 @@ MUTATIONS = [
         "        status = wait_for(link->in, order->source_ready, err);",
         "        status = XD_OK;",
         "a copy of nothing, staged",
+    ),
+    (
+        "forced: the host waits instead of the stream",
+        "stream.c",
+        "return xd_event_wait(event, XD_FOREVER, &done, err);",
+        "return (void)done, XD_OK;",
+        "waits by the host",
     ),
     (
         "ring: the host waits for a free tile",
