@@ -37,7 +37,7 @@ def pyxdev_backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pyxdev_driver(pyxdev_backend: str) -> Callable[..., Driver]:
     """Makes a driver of the backend under test; takes what the backend's own driver() takes."""
     make: Callable[..., Driver] = import_module(f"pyxdev.backends.{pyxdev_backend}").driver
