@@ -355,6 +355,8 @@ static void take_turn(sim *s, sim_op *op)
 static void start(sim *s, sim_op *op)
 {
     op->start = s->now;
+    op->after = op->stream->after;
+    op->stream->after = op->stream->after_time = 0;
     if (op->hangs) {
         op->state = SIM_STUCK;
         return;
@@ -370,10 +372,26 @@ static void start(sim *s, sim_op *op)
         act(s, op);
 }
 
+static void note_wait(const sim_op *op)
+{
+    sim_stream *stream = op->stream;
+    const sim_stamp *stamp = op->u.stamp;
+    if (stamp->done && stamp->after && stamp->time >= stream->after_time) {
+        stream->after = stamp->after;
+        stream->after_time = stamp->time;
+    }
+}
+
 static void end(sim *s, sim_op *op)
 {
+    if (op->kind == SIM_WAIT) {
+        note_wait(op);
+        finish(s, op);
+        return;
+    }
     if (op->late)
         act(s, op);
+    sim_trace_op(s, op);
     leave_engines(s, op);
     finish(s, op);
 }

@@ -10,6 +10,7 @@
 typedef struct sim sim;
 typedef struct sim_op sim_op;
 typedef struct sim_stream sim_stream;
+typedef struct sim_stamp sim_stamp;
 
 /* ---- handles (handle.c): what callers hold; a wrong or stale one is found out without touching it ---- */
 
@@ -22,6 +23,51 @@ int sim_table_add(sim_table *table, void *object, void **handle); /* XD_OK or XD
 void *sim_table_find(const sim_table *table, const void *handle); /* NULL: not one of ours */
 void sim_table_remove(sim_table *table, const void *handle);
 
+/* ---- the ordering checker (order.c); all of it does nothing unless it is switched on ---- */
+
+#define SIM_HOST 0u         /* the host among those who order work; streams count from 1 */
+#define SIM_VIOLATIONS 64
+
+typedef struct sim_clock { uint64_t *at; uint32_t count; } sim_clock; /* missing ones are 0 */
+
+typedef struct sim_note { /* who made an access, and when */
+    int refs;
+    uint32_t who;
+    uint64_t when;
+    uint64_t seq;
+    uint32_t stream;
+    int device;
+    char label[48];
+} sim_note;
+
+typedef struct sim_piece { /* from the end of the piece before */
+    uint64_t end;
+    sim_note *writer;
+    sim_note **readers; /* since that write */
+    uint32_t reader_count, reader_capacity;
+} sim_piece;
+
+typedef struct sim_pieces { sim_piece *at; size_t count, capacity; } sim_pieces; /* none: never touched */
+
+typedef struct sim_order {
+    sim_clock host;
+    uint32_t members;
+    bool blind, said_blind;
+    xd_error violations[SIM_VIOLATIONS];
+    struct { uint64_t old, new; uint32_t old_who, new_who; } pairs[SIM_VIOLATIONS];
+    size_t count, raised, found;
+} sim_order;
+
+void sim_order_stream(sim *s, sim_stream *stream);
+void sim_order_submit(sim *s, const sim_op *op, const xd_range *ranges, size_t range_count);
+void sim_order_record(sim *s, sim_stream *stream, sim_stamp *stamp);
+void sim_order_wait(sim *s, sim_stream *stream, const sim_stamp *stamp);
+void sim_order_seen(sim *s, const sim_clock *clock); /* the host has seen that work done */
+void sim_order_drained(sim *s, int device);          /* and all of the device's streams, XD_HOST: of all */
+void sim_order_host(sim *s, uint64_t address, uint64_t bytes, bool write, const char *label);
+int sim_order_raise(sim *s, xd_error *err); /* the next violation nobody was told of */
+void sim_pieces_clear(sim_pieces *pieces);
+
 /* ---- memory (memory.c) ---- */
 
 typedef struct sim_block {
@@ -30,6 +76,7 @@ typedef struct sim_block {
     int device;       /* or XD_HOST */
     int freed;        /* freed by the caller; kept for the work queued before */
     uint64_t last_op; /* freed: the newest operation that may still use it */
+    sim_pieces pieces;
 } sim_block;
 
 typedef struct sim_memory { sim_block *blocks; size_t count, capacity, freed; uint64_t next_id; } sim_memory;
@@ -37,6 +84,7 @@ typedef struct sim_memory { sim_block *blocks; size_t count, capacity, freed; ui
 /* Lies [address, address + bytes) in one live block of the device? Operations pass their number, new calls UINT64_MAX. */
 int sim_memory_check(const sim *s, int device, uint64_t address, uint64_t bytes, uint64_t seq, const char *operation,
                      xd_error *err);
+sim_block *sim_block_at(const sim_memory *memory, uint64_t address); /* NULL: nothing is there */
 void sim_memory_clear(sim *s);
 
 int sim_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint64_t *address, xd_error *err);
@@ -47,7 +95,7 @@ int sim_host_free(xd_driver *driver, void *address, xd_error *err);
 /* ---- operations (queue.c) ---- */
 
 /* What an event stood for when it was recorded. Held by the event, the record and every wait. */
-typedef struct sim_stamp {
+struct sim_stamp {
     int refs;
     int device;
     bool done;
@@ -55,11 +103,16 @@ typedef struct sim_stamp {
     uint64_t time;      /* when done */
     sim_stream *stream; /* until done or lost */
     sim_op *waiters;
-} sim_stamp;
+    uint64_t after;     /* the last operation on an engine before it, 0: none */
+    sim_clock clock;    /* for the checker */
+};
 
 typedef struct sim_event { int device, timing; sim_stamp *stamp; } sim_event;
 
-typedef struct sim_engine { sim_op *head, *tail; } sim_engine; /* the head is running, the others wait in turn */
+typedef struct sim_engine { /* the head is running, the others wait in turn */
+    sim_op *head, *tail;
+    int kind, device, peer; /* for the trace */
+} sim_engine;
 
 struct sim_stream {
     int device;
@@ -67,6 +120,11 @@ struct sim_stream {
     uint32_t id;
     sim_op *head, *tail;
     sim_stream *next; /* all of the simulator */
+
+    uint64_t last;    /* newest operation on an engine */
+    uint64_t after, after_time; /* what its waits since the last one brought: the latest, and when */
+    uint32_t who;     /* for the checker */
+    sim_clock clock;
 };
 
 enum { SIM_COPY, SIM_FILL, SIM_KERNEL, SIM_RECORD, SIM_WAIT };
@@ -101,6 +159,7 @@ struct sim_op {
     sim_op *flow_next;
 
     uint64_t bytes;
+    uint64_t after;
     union {
         xd_transfer transfer;
         struct { uint64_t address; int byte; } fill;
@@ -181,6 +240,13 @@ void sim_deliver(sim *s, const sim_op *op);
 int sim_faults_open(sim *s, const xd_sim_config *config, xd_error *err);
 void sim_faults_clear(sim *s);
 
+/* ---- the trace (trace.c) ---- */
+
+typedef struct sim_trace { xd_sim_span *spans; size_t count, capacity; } sim_trace;
+
+void sim_trace_op(sim *s, const sim_op *op);
+void sim_trace_host(sim *s, const char *label, uint64_t start, uint64_t end);
+
 /* ---- the simulator (sim.c) ---- */
 
 typedef struct sim_device {
@@ -219,6 +285,8 @@ struct sim {
     sim_fault *faults;
     size_t fault_count;
     bool mirrors; /* some copy may have to look into a mirror */
+    sim_order order;
+    sim_trace trace;
 };
 
 static inline sim *sim_of(xd_driver *driver) { return (sim *)driver; }

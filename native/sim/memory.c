@@ -23,7 +23,7 @@ static size_t place_of(const sim_memory *memory, uint64_t address)
     return low;
 }
 
-static sim_block *block_at(const sim_memory *memory, uint64_t address)
+sim_block *sim_block_at(const sim_memory *memory, uint64_t address)
 {
     size_t place = place_of(memory, address);
     if (place == memory->count || memory->blocks[place].address > address)
@@ -55,6 +55,7 @@ static void insert(sim_memory *memory, sim_block block)
 static void unmap(sim_memory *memory, sim_block *block)
 {
     munmap((void *)(uintptr_t)block->address, block->bytes);
+    sim_pieces_clear(&block->pieces);
     size_t place = (size_t)(block - memory->blocks);
     memory->count--;
     memmove(block, block + 1, (memory->count - place) * sizeof *block);
@@ -62,8 +63,10 @@ static void unmap(sim_memory *memory, sim_block *block)
 
 void sim_memory_clear(sim *s)
 {
-    for (size_t i = 0; i < s->memory.count; i++)
+    for (size_t i = 0; i < s->memory.count; i++) {
         munmap((void *)(uintptr_t)s->memory.blocks[i].address, s->memory.blocks[i].bytes);
+        sim_pieces_clear(&s->memory.blocks[i].pieces);
+    }
     free(s->memory.blocks);
     s->memory = (sim_memory){0};
 }
@@ -79,7 +82,7 @@ static void name_place(int device, char *out, size_t size)
 int sim_memory_check(const sim *s, int device, uint64_t address, uint64_t bytes, uint64_t seq, const char *operation,
                      xd_error *err)
 {
-    const sim_block *block = block_at(&s->memory, address);
+    const sim_block *block = sim_block_at(&s->memory, address);
     if (block && block->device == device && bytes <= block->address + block->bytes - address &&
         (!block->freed || seq <= block->last_op))
         return XD_OK;
@@ -128,7 +131,8 @@ static int map(sim *s, int device, uint64_t bytes, const char *operation, uint64
 
 static int release(sim *s, int device, uint64_t address, const char *operation, xd_error *err)
 {
-    sim_block *block = block_at(&s->memory, address);
+    sim_catch_up(s);
+    sim_block *block = sim_block_at(&s->memory, address);
     if (!block || block->address != address || block->device != device || block->freed)
         return xd_fail(err, XD_INVALID, 0, operation, "0x%" PRIx64 " is not the address of an allocation %s", address,
                        device == XD_HOST ? "of page-locked memory" : "of this device");
@@ -139,8 +143,14 @@ static int release(sim *s, int device, uint64_t address, const char *operation, 
     *used -= block->bytes;
     /* As the vendors do: wait for the work queued before. In a kernel nobody can wait; reap() comes back to it. */
     sim_goal goal = {.drain = true, .device = device, .last_op = s->seq};
-    if (!sim_in_callback(s))
+    uint64_t bytes = block->bytes;
+    if (!sim_in_callback(s)) {
         sim_run(s, &goal, XD_FOREVER, operation, NULL);
+        if (sim_reached(s, &goal)) {
+            sim_order_drained(s, device);
+            sim_order_host(s, address, bytes, true, operation);
+        }
+    }
     reap(s);
     return XD_OK;
 }

@@ -51,8 +51,10 @@ static int enter(sim *s, int device, void *handle, const char *operation, sim_st
 
 void sim_stamp_release(sim_stamp *stamp)
 {
-    if (stamp && --stamp->refs == 0)
-        free(stamp);
+    if (!stamp || --stamp->refs)
+        return;
+    free(stamp->clock.at);
+    free(stamp);
 }
 
 void sim_op_free(sim_op *op)
@@ -85,6 +87,16 @@ static void name_copy(sim_op *op)
              op->u.transfer.dst_device == XD_HOST ? host : dst);
 }
 
+static sim_stamp *new_stamp(sim *s, sim_stream *stream)
+{
+    sim_stamp *stamp = calloc(1, sizeof *stamp);
+    if (!stamp)
+        return NULL;
+    *stamp = (sim_stamp){.refs = 2, .device = stream->device, .stream = stream, .after = stream->last};
+    sim_order_record(s, stream, stamp);
+    return stamp;
+}
+
 static void append(sim *s, sim_op *op, uint64_t cost)
 {
     sim_stream *stream = op->stream;
@@ -92,8 +104,10 @@ static void append(sim *s, sim_op *op, uint64_t cost)
     s->live_ops++;
     op->seq = ++s->seq;
     op->submitted = s->host;
-    if (op->kind != SIM_RECORD && op->kind != SIM_WAIT)
+    if (op->kind != SIM_RECORD && op->kind != SIM_WAIT) {
         sim_route(s, op);
+        stream->last = op->seq;
+    }
     if (stream->tail)
         stream->tail->next = op;
     else
@@ -106,18 +120,21 @@ static void append(sim *s, sim_op *op, uint64_t cost)
 /* Waits until what is queued on the stream is done, or nothing more can be. */
 static int block(sim *s, sim_stream *stream, const char *operation, xd_error *err)
 {
-    sim_stamp *stamp = calloc(1, sizeof *stamp);
-    sim_op *op = stamp ? new_op(s, SIM_RECORD, stream, operation, err) : NULL;
-    if (!op) {
-        free(stamp);
+    sim_op *op = new_op(s, SIM_RECORD, stream, operation, err);
+    sim_stamp *stamp = op ? new_stamp(s, stream) : NULL;
+    if (!stamp) {
+        free(op);
         return xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "no host memory for one more queued operation");
     }
-    *stamp = (sim_stamp){.refs = 2, .device = stream->device, .stream = stream};
     op->u.stamp = stamp;
     snprintf(op->label, sizeof op->label, "synchronise");
     append(s, op, 0);
     sim_goal goal = {.stamp = stamp};
+    uint64_t begin = s->host;
     int status = sim_run(s, &goal, XD_FOREVER, operation, err);
+    if (stamp->done)
+        sim_order_seen(s, &stamp->clock);
+    sim_trace_host(s, operation, begin, s->host);
     sim_stamp_release(stamp);
     return status;
 }
@@ -137,6 +154,7 @@ int sim_stream_create(xd_driver *driver, int device, void **out, xd_error *err)
     if (!status) {
         stream->device = device;
         stream->id = s->next_stream++;
+        sim_order_stream(s, stream);
         stream->next = s->streams;
         s->streams = stream;
     }
@@ -152,6 +170,7 @@ void sim_stream_forget(sim *s, sim_stream *stream)
     while (*at != stream)
         at = &(*at)->next;
     *at = stream->next;
+    free(stream->clock.at);
     free(stream);
 }
 
@@ -183,6 +202,10 @@ int sim_stream_query(xd_driver *driver, int device, void *handle, int *idle, xd_
         sim_catch_up(s);
         status = enter(s, device, handle, operation, &stream, err); /* it may have failed or gone meanwhile */
     }
+    if (!status && !stream->head)
+        sim_order_seen(s, &stream->clock);
+    if (!status)
+        status = sim_order_raise(s, err);
     if (!status)
         *idle = stream->head == NULL;
     pthread_mutex_unlock(&s->lock);
@@ -191,6 +214,7 @@ int sim_stream_query(xd_driver *driver, int device, void *handle, int *idle, xd_
 
 static int queue_wait(sim *s, sim_stream *stream, sim_stamp *stamp, xd_error *err)
 {
+    sim_order_wait(s, stream, stamp);
     bool across = stamp->device != stream->device;
     bool ignored = across && sim_fault_hits(s, XD_SIM_IGNORE_WAIT, stamp->device, stream->device);
     bool blocks = across && sim_fault_hits(s, XD_SIM_BLOCK_WAIT, stamp->device, stream->device);
@@ -236,6 +260,7 @@ void sim_streams_clear(sim *s)
                 op->u.kernel.drop(op->u.kernel.arg);
             sim_op_free(op);
         }
+        free(stream->clock.at);
         free(stream);
     }
 }
@@ -288,10 +313,9 @@ int sim_event_record(xd_driver *driver, int device, void *handle, void *stream_h
     if (!status)
         status = find_event_of(s, device, handle, operation, &event, err);
     if (!status) {
-        sim_stamp *stamp = calloc(1, sizeof *stamp);
-        sim_op *op = stamp ? new_op(s, SIM_RECORD, stream, operation, err) : NULL;
-        if (op) {
-            *stamp = (sim_stamp){.refs = 2, .device = device, .stream = stream};
+        sim_op *op = new_op(s, SIM_RECORD, stream, operation, err);
+        sim_stamp *stamp = op ? new_stamp(s, stream) : NULL;
+        if (stamp) {
             sim_stamp_release(event->stamp);
             event->stamp = op->u.stamp = stamp;
             snprintf(op->label, sizeof op->label, "record");
@@ -301,7 +325,7 @@ int sim_event_record(xd_driver *driver, int device, void *handle, void *stream_h
                 stamp->time = s->host;
             }
         } else {
-            free(stamp);
+            free(op);
             status = xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "no host memory for one more queued operation");
         }
     }
@@ -325,10 +349,12 @@ int sim_event_query(xd_driver *driver, int device, void *handle, int *done, xd_e
         s->host += s->config.costs.query;
         sim_catch_up(s);
         const xd_error *fault = s->heap.count ? NULL : sim_blocking_fault(s, stamp);
-        if (fault)
-            status = sim_pass_on(err, fault);
-        else
-            *done = !stamp || stamp->done;
+        bool came = !stamp || stamp->done;
+        if (stamp && came)
+            sim_order_seen(s, &stamp->clock);
+        status = fault ? sim_pass_on(err, fault) : sim_order_raise(s, err);
+        if (!status)
+            *done = came;
         sim_stamp_release(stamp);
     }
     pthread_mutex_unlock(&s->lock);
@@ -371,6 +397,7 @@ static int wait_for(sim *s, const sim_stamp *stamp, uint64_t timeout, xd_error *
     if (s->host < stamp->time)
         s->host = stamp->time;
     s->host += s->config.costs.sync;
+    sim_order_seen(s, &stamp->clock);
     return XD_OK;
 }
 
@@ -383,9 +410,13 @@ int sim_event_wait(xd_driver *driver, int device, void *handle, uint64_t timeout
     if (!status) {
         sim_stamp *stamp = event->stamp;
         if (stamp) {
+            uint64_t begin = s->host;
             stamp->refs++;
             status = wait_for(s, stamp, timeout, err);
+            sim_trace_host(s, "event_wait", begin, s->host);
         }
+        if (!status)
+            status = sim_order_raise(s, err);
         if (!status)
             *done = !stamp || stamp->done;
         sim_stamp_release(stamp);
@@ -492,6 +523,7 @@ int sim_copy(xd_driver *driver, int device, void *handle, const xd_transfer *tra
             op->bytes = transfer->width * transfer->height;
             name_copy(op);
             append(s, op, s->config.costs.copy);
+            sim_order_submit(s, op, NULL, 0);
             if (is_unpeered(s, device, transfer))
                 status = block(s, stream, operation, err);
         } else {
@@ -519,6 +551,7 @@ int sim_fill(xd_driver *driver, int device, void *handle, uint64_t address, int 
             op->bytes = bytes;
             snprintf(op->label, sizeof op->label, "fill");
             append(s, op, s->config.costs.fill);
+            sim_order_submit(s, op, NULL, 0);
         } else {
             status = XD_NO_HOST_MEMORY;
         }
@@ -555,6 +588,7 @@ int sim_launch(xd_driver *driver, int device, void *handle, const xd_kernel *ker
             op->duration = kernel->cost;
             snprintf(op->label, sizeof op->label, "%s", kernel->label ? kernel->label : "kernel");
             append(s, op, s->config.costs.launch);
+            sim_order_submit(s, op, kernel->ranges, kernel->range_count);
         } else {
             status = XD_NO_HOST_MEMORY;
         }

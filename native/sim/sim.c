@@ -136,19 +136,22 @@ void xd_sim_pass(xd_driver *driver, uint64_t ns)
 {
     sim *s = sim_of(driver);
     pthread_mutex_lock(&s->lock);
+    uint64_t begin = s->host;
     s->host += ns;
+    sim_trace_host(s, "work", begin, s->host);
     pthread_mutex_unlock(&s->lock);
 }
 
 static int host_access(xd_driver *driver, const void *address, uint64_t bytes, int write, xd_error *err)
 {
     sim *s = sim_of(driver);
-    (void)write;
     if (!bytes)
         return XD_OK;
     pthread_mutex_lock(&s->lock);
     int status =
         sim_memory_check(s, XD_HOST, (uint64_t)(uintptr_t)address, bytes, UINT64_MAX, "host_access", err);
+    if (!status)
+        sim_order_host(s, (uint64_t)(uintptr_t)address, bytes, write != 0, write ? "write" : "read");
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -170,6 +173,8 @@ static void close_sim(xd_driver *driver)
     sim_table_clear(&s->stream_table);
     sim_memory_clear(s);
     sim_faults_clear(s);
+    free(s->order.host.at);
+    free(s->trace.spans);
     free(s->heap.ops);
     for (int i = 0; i < s->device_count && s->devices; i++) {
         free((char *)(uintptr_t)s->devices[i].is.name);
@@ -234,6 +239,17 @@ static int check_config(const xd_sim_config *config, xd_error *err)
     return XD_OK;
 }
 
+static void name_engines(sim *s)
+{
+    for (int i = 0; i < s->device_count; i++) {
+        s->devices[i].compute = (sim_engine){.kind = XD_SIM_ON_COMPUTE, .device = i, .peer = XD_HOST};
+        s->devices[i].in = (sim_engine){.kind = XD_SIM_ON_IN, .device = i, .peer = XD_HOST};
+        s->devices[i].out = (sim_engine){.kind = XD_SIM_ON_OUT, .device = i, .peer = XD_HOST};
+        for (int j = 0; j < s->device_count; j++)
+            s->links[i * s->device_count + j] = (sim_engine){.kind = XD_SIM_ON_LINK, .device = i, .peer = j};
+    }
+}
+
 static int copy_devices(sim *s, const xd_sim_config *config)
 {
     for (int i = 0; i < s->device_count; i++) {
@@ -272,6 +288,7 @@ int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
         return xd_fail(err, XD_NO_HOST_MEMORY, 0, "sim_create", "no host memory for %zu devices", count);
     }
     memcpy(s->peers, config->peers, pairs * sizeof *s->peers);
+    name_engines(s);
     status = sim_faults_open(s, config, err);
     if (status) {
         close_sim(&s->driver);

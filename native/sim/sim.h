@@ -102,6 +102,8 @@ typedef struct xd_sim_config {
     uint64_t delay;           /* ns: every operation on an engine takes up to this much longer, seeded */
     const xd_sim_fault *faults;
     size_t fault_count;
+    int check;                /* 1: the ordering checker watches; see order.c */
+    int trace;                /* 1: finished operations are kept */
 } xd_sim_config;
 
 /* Strings and arrays of the configuration are copied. */
@@ -109,6 +111,31 @@ int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err);
 
 /* The submitting thread does something else for so long. */
 void xd_sim_pass(xd_driver *sim, uint64_t ns);
+
+/* ---- what the ordering checker has found ---- */
+
+/* Each violation is raised once, as XD_ORDER by the next call that waits or asks and gives an err. All of them so far, the
+   oldest first; the texts of the first 64 are kept. Returns how many there are. */
+size_t xd_sim_violations(xd_driver *sim, xd_error *out, size_t room);
+
+/* ---- the trace ---- */
+
+enum { XD_SIM_ON_HOST, XD_SIM_ON_COMPUTE, XD_SIM_ON_IN, XD_SIM_ON_OUT, XD_SIM_ON_LINK };
+
+typedef struct xd_sim_span { /* what an engine, or the host, did for a while */
+    int engine;
+    int device;         /* whose engine; a link's source; XD_HOST for the host */
+    int peer;           /* a link's destination; otherwise XD_HOST */
+    uint64_t operation; /* in order of submission; 0: the host */
+    uint64_t after;     /* the operation of another stream that it waited for last; 0: none */
+    uint32_t stream;
+    uint64_t submitted, start, end;
+    uint64_t bytes;
+    char label[48];
+} xd_sim_span;
+
+/* Finished so far, in the order in which they ended; from `first` on. Returns how many there are in all. */
+size_t xd_sim_trace(xd_driver *sim, xd_sim_span *out, size_t first, size_t room);
 
 #ifdef __cplusplus
 }
