@@ -66,12 +66,7 @@ def _open(name: str, settings: Settings, machine: Mapping[str, Any] | str | None
     try:
         return Runtime(driver, force_sync=settings.force_sync)
     except NoDevice as error:
-        hidden = visible_devices(module.VISIBLE_DEVICES)
+        hidden: str = module.hidden(os.environ)
         if not hidden:
             raise
         raise NoDevice(f"{error}; {hidden}", status=error.status, code=error.code, operation=error.operation) from None
-
-
-def visible_devices(variables: tuple[str, ...]) -> str:
-    """The variables that hide devices and are set, as text: "HIP_VISIBLE_DEVICES='0,1'". Shown, never parsed."""
-    return ", ".join(f"{name}={os.environ[name]!r}" for name in variables if name in os.environ)

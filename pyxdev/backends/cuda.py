@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyxdev._native import Driver, cuda_driver, cuda_symbols
 from pyxdev.errors import BackendUnavailable
-
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES",)
 
 # Asks for the functions whose stream 0 is the legacy one, whatever CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM says.
 LEGACY_STREAM = 1
@@ -45,3 +45,8 @@ def resolve() -> dict[str, int]:
                 "a driver for CUDA 12.0 or newer is needed"
             )
     return found
+
+
+def hidden(environ: Mapping[str, str]) -> str:
+    """What hides devices, as text for an error; empty if nothing does."""
+    return f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r}" if "CUDA_VISIBLE_DEVICES" in environ else ""

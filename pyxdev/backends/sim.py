@@ -15,8 +15,6 @@ from typing import Any
 from pyxdev._native import HOST, SimDriver, sim_driver, sim_faults
 from pyxdev.errors import SettingError
 
-VISIBLE_DEVICES: tuple[str, ...] = ()  # no variable hides simulated devices
-
 Machine = dict[str, Any]
 
 _ROUTES = {"link": 0, "host": 1}
@@ -30,6 +28,11 @@ def driver(machine: Mapping[str, Any] | str | None = None) -> SimDriver:
     "device": {"count": 2}, "run": {"seed": 7}}. Raises SettingError.
     """
     return sim_driver(lower(resolve(machine)))
+
+
+def hidden(environ: Mapping[str, str]) -> str:
+    """Empty: no variable hides simulated devices."""
+    return ""
 
 
 def profiles() -> list[str]:
