@@ -36,10 +36,10 @@ struct cu_context_s {
     char peers[MAX_DEVICES]; /* access enabled to the memory of */
 };
 
-/* A stream or an event. */
+/* A stream or an event. A destroyed stream stays until its work is done. */
 typedef struct handle {
     struct handle *next;
-    int is_event, timing;
+    int is_event, timing, destroyed;
     cu_context context;
     void *sim;
 } handle;
@@ -161,29 +161,69 @@ static cu_result handle_open(void **out, void *simulated, int is_event, int timi
     return CU_SUCCESS;
 }
 
-/* Finds a live handle; with `take` out of the list. */
-static handle *handle_find(const void *wanted, int is_event, int take)
+static handle *handle_find(const void *wanted, int is_event)
 {
     handle *found = NULL;
     pthread_mutex_lock(&lock);
-    for (handle **at = &handles; *at; at = &(*at)->next)
-        if (*at == wanted && (*at)->is_event == is_event) {
-            found = *at;
-            if (take)
-                *at = found->next;
-            break;
-        }
+    for (handle *at = handles; at && !found; at = at->next)
+        if (at == wanted && at->is_event == is_event && !at->destroyed)
+            found = at;
     pthread_mutex_unlock(&lock);
     return found;
+}
+
+/* With the lock held. */
+static void handle_free(handle *gone)
+{
+    for (handle **at = &handles; *at; at = &(*at)->next)
+        if (*at == gone) {
+            *at = gone->next;
+            break;
+        }
+    free(gone);
 }
 
 /* A stream or event of the current context. */
 static cu_result handle_use(const void *wanted, int is_event, handle **out)
 {
-    *out = handle_find(wanted, is_event, 0);
+    *out = handle_find(wanted, is_event);
     if (!*out)
         return CU_INVALID_HANDLE;
     return (*out)->context == current() ? CU_SUCCESS : INVALID_CONTEXT;
+}
+
+static cu_result stream_settle(handle *stream)
+{
+    int idle = 0;
+    while (!idle) {
+        int status = sim->stream_query(sim, stream->context->device, stream->sim, &idle, NULL);
+        if (status)
+            return result_of(status);
+        if (!idle)
+            xd_sim_pass(sim, 1000000);
+    }
+    return CU_SUCCESS;
+}
+
+/* Waits for all streams of a context, or for all there are: freeing memory does that on real devices. */
+static cu_result settle(cu_context only)
+{
+    cu_result first = CU_SUCCESS;
+    pthread_mutex_lock(&lock);
+    for (handle *h = handles, *next; h; h = next) {
+        next = h->next;
+        if (h->is_event || (only && h->context != only))
+            continue;
+        cu_result code = stream_settle(h);
+        if (!first)
+            first = code;
+        if (h->destroyed) {
+            sim->stream_destroy(sim, h->context->device, h->sim, NULL);
+            handle_free(h);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return first;
 }
 
 /* Simulated time goes on while the host polls. */
@@ -396,6 +436,7 @@ static cu_result context_release(cu_device device)
     NEED_INIT("cuDevicePrimaryCtxRelease");
     if (!known(device))
         return CU_INVALID_DEVICE;
+    settle(&contexts[device]);
     pthread_mutex_lock(&lock);
     int held = contexts[device].references > 0;
     contexts[device].references -= held;
@@ -445,29 +486,10 @@ static cu_result context_get_device(cu_device *device)
     return CU_SUCCESS;
 }
 
-static cu_result stream_settle(handle *stream)
-{
-    int idle = 0;
-    while (!idle) {
-        int status = sim->stream_query(sim, stream->context->device, stream->sim, &idle, NULL);
-        if (status)
-            return result_of(status);
-        if (!idle)
-            xd_sim_pass(sim, 1000000);
-    }
-    return CU_SUCCESS;
-}
-
 static cu_result context_synchronize(void)
 {
     NEED_CONTEXT("cuCtxSynchronize");
-    for (handle *h = handles; h; h = h->next)
-        if (!h->is_event && h->context == current()) {
-            cu_result code = stream_settle(h);
-            if (code)
-                return code;
-        }
-    return CU_SUCCESS;
+    return settle(current());
 }
 
 static cu_result context_enable_peer(cu_context peer, unsigned flags)
@@ -514,6 +536,7 @@ static cu_result mem_alloc(cu_address *address, size_t bytes)
 static cu_result mem_free(cu_address address)
 {
     NEED_CONTEXT("cuMemFree");
+    settle(NULL);
     return result_of(sim->device_free(sim, current()->device, address, NULL));
 }
 
@@ -529,6 +552,7 @@ static cu_result mem_host_alloc(void **address, size_t bytes, unsigned flags)
 static cu_result mem_free_host(void *address)
 {
     NEED_CONTEXT("cuMemFreeHost");
+    settle(NULL);
     return result_of(sim->host_free(sim, address, NULL));
 }
 
@@ -559,10 +583,8 @@ static cu_result stream_destroy(cu_stream stream)
     cu_result code = handle_use(stream, 0, &h);
     if (code)
         return code;
-    handle_find(stream, 0, 1);
-    int status = sim->stream_destroy(sim, h->context->device, h->sim, NULL);
-    free(h);
-    return result_of(status);
+    h->destroyed = 1;
+    return CU_SUCCESS;
 }
 
 static cu_result stream_query(cu_stream stream)
@@ -589,7 +611,7 @@ static cu_result stream_synchronize(cu_stream stream)
 static cu_result stream_wait_event(cu_stream stream, cu_event event, unsigned flags)
 {
     NEED_CONTEXT("cuStreamWaitEvent");
-    handle *s, *e = handle_find(event, 1, 0);
+    handle *s, *e = handle_find(event, 1);
     cu_result code = handle_use(stream, 0, &s);
     if (code || !e || flags)
         return code ? code : e ? CU_INVALID_VALUE : CU_INVALID_HANDLE;
@@ -618,16 +640,17 @@ static cu_result event_destroy(cu_event event)
     cu_result code = handle_use(event, 1, &h);
     if (code)
         return code;
-    handle_find(event, 1, 1);
+    pthread_mutex_lock(&lock);
     int status = sim->event_destroy(sim, h->context->device, h->sim, NULL);
-    free(h);
+    handle_free(h);
+    pthread_mutex_unlock(&lock);
     return result_of(status);
 }
 
 static cu_result event_record(cu_event event, cu_stream stream)
 {
     NEED_CONTEXT("cuEventRecord");
-    handle *e = handle_find(event, 1, 0), *s = handle_find(stream, 0, 0);
+    handle *e = handle_find(event, 1), *s = handle_find(stream, 0);
     if (!e || !s || e->context != s->context)
         return CU_INVALID_HANDLE;
     if (s->context != current())
