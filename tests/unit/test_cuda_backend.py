@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from vendor_child import build_fakes, run
+from vendor_child import FAKES, build_fakes, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -12,8 +12,12 @@ def fakes() -> None:
     build_fakes()
 
 
+def child(code: str, **variables: str) -> str:
+    return run(code, FAKES, **variables)
+
+
 def test_devices_are_described() -> None:
-    run(
+    child(
         """
 from pyxdev.backends import open
 with open("cuda") as runtime:
@@ -30,55 +34,8 @@ with open("cuda") as runtime:
     )
 
 
-def test_every_kind_of_copy_moves_the_right_bytes() -> None:
-    run("""
-from pyxdev.backends import open
-with open("cuda") as runtime:
-    n = 70001
-    host, back = runtime.buffer(HOST, n), runtime.buffer(HOST, n)
-    here, there, other = runtime.buffer(0, n), runtime.buffer(0, n), runtime.buffer(1, n)
-    s, t, e = runtime.stream(0), runtime.stream(1), runtime.event()
-    want = pattern(n)
-    memoryview(host)[:] = want
-    assert runtime.peer_enable(0, 1)
-    s.copy(here.address, host.address, n, dst_device=0, src_device=HOST)
-    s.copy(there.address + 1, here.address + 1, n - 1, dst_device=0, src_device=0)
-    s.fill(there.address, want[0], 1)
-    e.record(s)
-    t.wait(e)
-    link = runtime.link(0, 1, path="direct")
-    link.copy(other.address, there.address, n, source_ready=e, arrived=e)
-    t.wait(e)
-    t.copy(back.address, other.address, n, dst_device=HOST, src_device=1)
-    assert t.synchronize(20)
-    assert bytes(memoryview(back)) == want
-
-    # 50 rows of 301 bytes; pitches 1024, 700, 512 and 301.
-    rows, width = 50, 301
-    for buffer, stream in ((here, s), (there, s), (other, t)):
-        stream.fill(buffer.address, 0xEE, n)
-        assert stream.synchronize(20)
-    s.copy(here.address, host.address, width, height=rows, dst_pitch=700, src_pitch=1024, dst_device=0, src_device=HOST)
-    s.copy(there.address, here.address, width, height=rows, dst_pitch=512, src_pitch=700, dst_device=0, src_device=0)
-    e.record(s)
-    link.copy(other.address, there.address, width, height=rows, dst_pitch=307, src_pitch=512, source_ready=e, arrived=e)
-    t.wait(e)
-    t.copy(
-        back.address, other.address, width, height=rows, dst_pitch=width, src_pitch=307, dst_device=HOST, src_device=1
-    )
-    assert t.synchronize(20)
-    got = bytes(memoryview(back))
-    assert got[: rows * width] == b"".join(want[r * 1024 : r * 1024 + width] for r in range(rows))
-    t.copy(back.address, other.address, 307 * rows, dst_device=HOST, src_device=1)
-    assert t.synchronize(20)
-    assert all(bytes(memoryview(back))[r * 307 + width : (r + 1) * 307] == b"\\xee" * 6 for r in range(rows - 1))
-    for thing in (link, s, t, e, host, back, here, there, other):
-        thing.close()
-""")
-
-
 def test_callers_context_is_left_alone() -> None:
-    run(
+    child(
         """
 from cuda.bindings import driver
 from pyxdev.backends import open
@@ -116,7 +73,7 @@ with open("cuda") as runtime:
 
 
 def test_unused_devices_get_no_context_and_used_ones_give_theirs_back() -> None:
-    run(
+    child(
         """
 from cuda.bindings import driver
 from pyxdev.backends import open
@@ -146,7 +103,7 @@ assert active() == [0, 0, 1]
 
 
 def test_vendor_errors_become_ours() -> None:
-    run("""
+    child("""
 from pyxdev.backends import open
 
 def fail(text):
@@ -188,7 +145,7 @@ with open("cuda") as runtime:
 
 
 def test_peer_access() -> None:
-    run(
+    child(
         """
 from cuda.bindings import driver
 from pyxdev.backends import open
@@ -219,29 +176,28 @@ def test_what_is_missing_is_named() -> None:
         """
 from pyxdev.backends import open
 raises(errors.BackendUnavailable, lambda: open("cuda"), "libcuda.so.1")
-""",
-        libraries=None,
+"""
     )
-    run("""
+    child("""
 from pyxdev.backends import open
 sys.modules["cuda"] = None
 raises(errors.BackendUnavailable, lambda: open("cuda"), "cuda-python", "pyxdev[cuda]")
 """)
-    run(
+    child(
         """
 from pyxdev.backends import open
 raises(errors.BackendUnavailable, lambda: open("cuda"), "libcuda.so.1", "CUDA 12.0")
 """,
         PYXDEV_FAKE_CUDA_VERSION="11030",
     )
-    run(
+    child(
         """
 from pyxdev.backends import open
 raises(errors.BackendUnavailable, lambda: open("cuda"), "cuDeviceGetUuid", "11.4", "CUDA 12.0")
 """,
         PYXDEV_FAKE_CUDA_MISSING="cuDeviceGetUuid",
     )
-    run(
+    child(
         """
 from pyxdev.backends import open
 raises(errors.NoDevice, lambda: open("cuda"), "cuInit", "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES=''")
@@ -249,7 +205,7 @@ raises(errors.NoDevice, lambda: open("cuda"), "cuInit", "CUDA_ERROR_NO_DEVICE", 
         PYXDEV_FAKE_CUDA_DEVICES="0",
         CUDA_VISIBLE_DEVICES="",
     )
-    run(
+    child(
         """
 from pyxdev.backends import open
 raises(errors.NoDevice, lambda: open("cuda"), "CUDA_ERROR_SYSTEM_NOT_READY", "fabric manager")
@@ -259,7 +215,7 @@ raises(errors.NoDevice, lambda: open("cuda"), "CUDA_ERROR_SYSTEM_NOT_READY", "fa
 
 
 def test_auto_takes_cuda_where_it_has_a_device_and_says_so() -> None:
-    run("""
+    child("""
 from pyxdev.backends import open
 records = []
 class Keep(logging.Handler):
@@ -287,7 +243,7 @@ raises(errors.SettingError, lambda: open("metal"), "metal", "cuda")
 
 
 def test_a_thread_option_of_cuda_python_changes_nothing() -> None:
-    run(
+    child(
         """
 from pyxdev._native import cuda_symbols
 from pyxdev.backends.cuda import resolve
@@ -298,7 +254,7 @@ assert set(resolve()) == {name for name, version, optional in cuda_symbols()}
 
 
 def test_importing_loads_nothing_of_a_vendor() -> None:
-    printed = run("""
+    printed = child("""
 import pyxdev, pyxdev.backends, pyxdev.backends.cuda, pyxdev.backends.hip
 heavy = [name for name in sys.modules if name.split(".")[0] in ("cuda", "hip", "rocm", "torch")]
 assert not heavy, heavy

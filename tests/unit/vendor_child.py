@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKES = ROOT / "build" / "fakes"
+FAKES = ROOT / "build" / "fakes"  # CUDA
+ROCM = FAKES / "rocm" / "lib"  # HIP over whatever libcuda.so.1 is found
 
 # What every child may use.
 PRELUDE = """
@@ -36,13 +37,13 @@ def build_fakes() -> None:
     subprocess.run(["make", "--quiet", "-C", str(ROOT / "tests" / "fakes")], check=True)
 
 
-def run(code: str, *, libraries: Path | None = FAKES, **variables: str) -> str:
-    """What the code printed. Fails with the child's traceback if it raised."""
+def run(code: str, *libraries: Path, **variables: str) -> str:
+    """What the code printed, with these folders first where the loader looks. Fails with the child's traceback if the
+    code raised."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYXDEV_")}
     environment |= variables
     environment["PYTHONPATH"] = str(ROOT)
-    if libraries:
-        environment["LD_LIBRARY_PATH"] = str(libraries)
+    environment["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in libraries)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PRELUDE + code],
         env=environment,
