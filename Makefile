@@ -72,6 +72,8 @@ test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(if $(REFERENCE),$(V
 	$(BIN)/pytest
 	LD_LIBRARY_PATH=$(FAKES) PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
 		$(BIN)/pytest tests/conformance --pyxdev-backend=cuda
+	LD_LIBRARY_PATH=$(FAKES):$(FAKES)/rocm/lib PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
+		$(BIN)/pytest tests/conformance --pyxdev-backend=hip
 
 ctest: ## the tests of the C runtime alone
 	$(MAKE) -C tests/c test
@@ -79,7 +81,7 @@ ctest: ## the tests of the C runtime alone
 asan: ## the same with address and undefined-behaviour sanitizers
 	$(MAKE) -C tests/c asan
 
-fakes: ## the stand-in libcuda.so.1 over simulated devices, for tests without a GPU
+fakes: ## stand-ins for the libraries of CUDA and HIP over simulated devices, for tests without a GPU
 	$(MAKE) -C tests/fakes
 
 # ---- lint ----
