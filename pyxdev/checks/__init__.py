@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyxdev.checks.check import Check, Level, Result, Verdict
 from pyxdev.checks.data import (
+    DeviceData,
     DirectData,
     FirstCopy,
     Large,
@@ -28,6 +29,7 @@ __all__ = ["CHECKS", "Check", "Level", "Result", "Verdict", "select"]
 
 CHECKS: tuple[Check, ...] = (
     FirstCopy(),
+    DeviceData(),
     PeerAccess(),
     EventRules(),
     EventOrder(),

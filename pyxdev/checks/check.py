@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 
 
+SEE_ORDER = "see event-order: if it fails too, the waits of the driver do not wait"
+
+
 class Level(IntEnum):
     """How much is checked; a check runs at its own level and above."""
 
@@ -52,6 +55,10 @@ class Result:
 
 class Hung(Error):
     """Something did not happen within the rig's patience; the message says what."""
+
+
+class Unclear(Error):
+    """What was seen allows no verdict; the message says why."""
 
 
 class Check:
@@ -110,6 +117,8 @@ def unfinished(check: Check, rig: Rig, failure: Error, pair: Pair | None = None)
     elif isinstance(failure, DeviceFault):
         rig.broken = True
         reason, hint = f"the device failed: {failure}", "look for driver messages (dmesg)"
+    elif isinstance(failure, Unclear):
+        reason, hint = str(failure), ""
     else:
         reason, hint = f"{type(failure).__name__}: {failure}", ""
     return check.result(Verdict.INCONCLUSIVE, pair, reason, hint)

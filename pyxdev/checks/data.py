@@ -13,7 +13,7 @@ import numpy as np
 
 from pyxdev._native import HOST, Runtime
 from pyxdev.checks import pattern
-from pyxdev.checks.check import Level, Pair, PairCheck, Result, Verdict
+from pyxdev.checks.check import Check, Level, Pair, PairCheck, Result, Verdict
 from pyxdev.checks.rig import GUARD, Damage, Field, Rig
 
 Way = Callable[[Field, Field], None]  # (source, target): copies and waits
@@ -22,11 +22,12 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 STAGE = "PYXDEV_HOST_STAGE=auto,{0}>{1}=1 stages this pair"
 BROKEN_PEER = STAGE + "; IOMMU off or in passthrough mode, ACS off on the bridges, or another driver may cure it"
-BROKEN_STAGED = "copies between this pair of devices and the host are wrong: check the slot, the link and the memory"
+BROKEN_STAGED = "copies between these devices and the host are wrong: check the slot, the link and the memory"
 
 
-def link_way(rig: Rig, src: int, dst: int, path: str, tile_bytes: int = 0, tiles: int = 0) -> Way:
-    link = rig.link(src, dst, path=path, tile_bytes=tile_bytes, tiles=tiles)
+def link_way(rig: Rig, src: int, dst: int, path: str, room: int, tile_bytes: int = 0, tiles: int = 0) -> Way:
+    """room: the most bytes of a copy."""
+    link = rig.link(src, dst, path=path, max_bytes=room, tile_bytes=tile_bytes, tiles=tiles)
     arrived = rig.event()
 
     def copy(source: Field, target: Field) -> None:
@@ -95,7 +96,7 @@ class FirstCopy(PairCheck):
         for path in rig.paths(src, dst):
             with rig.scope():
                 source, target = rig.field(src, self.BYTES), rig.field(dst, self.BYTES)
-                way, seconds = link_way(rig, src, dst, path), 0.0
+                way, seconds = link_way(rig, src, dst, path, self.BYTES), 0.0
 
                 def timed(source: Field, target: Field, way: Way = way) -> None:
                     nonlocal seconds
@@ -110,6 +111,33 @@ class FirstCopy(PairCheck):
                 yield self.result(Verdict.FAIL, (src, dst), f"{path}: {damage}", hint, **figures, **damage.figures)
             else:
                 yield self.result(Verdict.PASS, (src, dst), **figures)
+
+
+class DeviceData(Check):
+    key = "device-data"
+    description = "what a device's own kernel wrote, and what the host sent, seen by the device and by the host"
+    proves = "the kernels, uploads and downloads that all other checks rest on"
+
+    def run(self, rig: Rig) -> Iterator[Result]:
+        nbytes = rig.pick(MIB, 4 * MIB, 64 * MIB) + 3
+        for device in rig.devices:
+            with rig.scope():
+                source, target = rig.field(device, nbytes), rig.field(device, nbytes)
+                where, damage = "written by its own kernel", self._write(rig, source)
+                if not damage:
+                    way = host_way(rig, device, device, nbytes)
+                    where, damage = "down and up again", carry(rig, way, source, target)
+            if damage:
+                reason = f"{where}: {damage}"
+                yield self.result(Verdict.FAIL, device, reason, BROKEN_STAGED, **damage.figures)
+            else:
+                yield self.result(Verdict.PASS, device, bytes=nbytes)
+
+    def _write(self, rig: Rig, field: Field) -> Damage | None:
+        stream, iteration = rig.stream(field.device), rig.iteration()
+        rig.poison(stream, field, iteration)
+        rig.fill(stream, field, iteration)
+        return rig.examine(stream, field, iteration)
 
 
 class Sweep(DataCheck):
@@ -152,7 +180,7 @@ class DirectData(Sweep):
     path = "direct"
 
     def ways(self, rig: Rig, src: int, dst: int) -> Iterator[tuple[str, list[int], Way]]:
-        yield "direct", self.sizes(rig), link_way(rig, src, dst, "direct")
+        yield "direct", self.sizes(rig), link_way(rig, src, dst, "direct", max(self.sizes(rig)))
 
 
 class StagedData(Sweep):
@@ -164,11 +192,11 @@ class StagedData(Sweep):
     TILE = 64 * KIB
 
     def ways(self, rig: Rig, src: int, dst: int) -> Iterator[tuple[str, list[int], Way]]:
-        yield "staged", self.sizes(rig), link_way(rig, src, dst, "staged")
+        yield "staged", self.sizes(rig), link_way(rig, src, dst, "staged", max(self.sizes(rig)))
         for tiles in (1, 2, 4):
             ring = tiles * self.TILE
             sizes = sorted({1, *around(self.TILE, ring, 2 * ring), 7 * self.TILE + 3})
-            yield f"staged, ring of {tiles}", sizes, link_way(rig, src, dst, "staged", self.TILE, tiles)
+            yield f"staged, ring of {tiles}", sizes, link_way(rig, src, dst, "staged", max(sizes), self.TILE, tiles)
 
 
 class Pitched(PairCheck):
@@ -226,7 +254,7 @@ class PathsAgree(PairCheck):
         with rig.scope():
             source, target = rig.field(src, nbytes), rig.field(dst, nbytes)
             ways = {"host": host_way(rig, src, dst, nbytes)}
-            ways |= {path: link_way(rig, src, dst, path) for path in rig.paths(src, dst)}
+            ways |= {path: link_way(rig, src, dst, path, nbytes) for path in rig.paths(src, dst)}
             found = {name: damage for name, way in ways.items() if (damage := carry(rig, way, source, target))}
         if not found:
             yield self.result(Verdict.PASS, (src, dst), bytes=nbytes, ways=" ".join(ways))
@@ -318,7 +346,7 @@ class Together(PairCheck):
     def _rounds(self, rig: Rig, pairs: list[Pair], path: str, nbytes: int) -> str:
         sources = {pair: rig.field(pair[0], nbytes) for pair in pairs}
         targets = {pair: rig.field(pair[1], nbytes) for pair in pairs}
-        links = {pair: rig.link(*pair, path=path) for pair in pairs}
+        links = {pair: rig.link(*pair, path=path, max_bytes=nbytes) for pair in pairs}
         arrived = {pair: rig.event() for pair in pairs}
         for _ in range(rig.pick(3, 5, 30)):
             numbers = {pair: rig.iteration() for pair in pairs}
@@ -370,7 +398,7 @@ class Large(PairCheck):
 
     def _cross(self, rig: Rig, src: int, dst: int, path: str, boundary: int, room: int) -> str:
         source, target = rig.field(src, room), rig.field(dst, room)
-        way = link_way(rig, src, dst, path)
+        way = link_way(rig, src, dst, path, room)
         for nbytes in (*around(boundary), boundary + 5):
             if damage := carry(rig, way, source.part(0, nbytes), target.part(0, nbytes)):
                 return f"{path}, {nbytes} bytes: {damage}"

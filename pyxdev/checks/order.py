@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pyxdev._native import HOST, Event, Runtime, Stream
-from pyxdev.checks.check import Check, Pair, PairCheck, Result, Verdict
+from pyxdev.checks.check import SEE_ORDER, Check, Pair, PairCheck, Result, Verdict
 from pyxdev.checks.rig import Damage, Latch, Rig
 from pyxdev.errors import OrderViolation
 
@@ -128,7 +128,7 @@ class EventChain(Check):
                 hops = [Hop(rig, src, dst) for src, dst in pairs]
                 problem = next((found for _ in range(rounds) if (found := one_round(rig, hops))), "")
             if problem:
-                yield self.result(Verdict.FAIL, None, f"{name}: {problem}", NO_WAITS, shape=name)
+                yield self.result(Verdict.FAIL, None, f"{name}: {problem}", SEE_ORDER, shape=name)
             else:
                 yield self.result(Verdict.PASS, None, shape=name, rounds=rounds)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyxdev._native import Runtime, Throttle
-from pyxdev.checks.check import Check, Level, PairCheck, Result, Verdict
+from pyxdev.checks.check import Check, Hung, Level, PairCheck, Result, Verdict
 from pyxdev.checks.data import carry, link_way
 from pyxdev.checks.rig import Rig
 from pyxdev.errors import OutOfMemory
@@ -34,14 +34,14 @@ class ThrottleLoad(PairCheck):
 
     def _load(self, rig: Rig, src: int, dst: int, path: str, throttle: Throttle) -> str:
         count, nbytes = rig.pick(12, 48, 400), self.BYTES
-        out, into, link = rig.stream(src), rig.stream(dst), rig.link(src, dst, path=path)
+        out, into, link = rig.stream(src), rig.stream(dst), rig.link(src, dst, path=path, max_bytes=nbytes)
         source, archive = rig.field(src, nbytes), rig.field(dst, count * nbytes)
         slots = [rig.field(dst, nbytes) for _ in range(self.LIMIT)]
         ready, released, arrived = rig.event(), rig.event(), rig.event()
         numbers = [rig.iteration() for _ in range(count)]
         for index, iteration in enumerate(numbers):
             if not throttle.admit(rig.patience):
-                return f"microbatch {index} was not admitted within {rig.patience:g} s"
+                raise Hung(f"microbatch {index} was not admitted within {rig.patience:g} s")
             if not 1 <= throttle.in_flight <= self.LIMIT:
                 return f"{throttle.in_flight} microbatches are in flight; the limit is {self.LIMIT}"
             slot = slots[index % self.LIMIT]
@@ -94,7 +94,7 @@ class MemoryPressure(Check):
         self._fill_up(rig, device, free - self.LEFT)
         for src, dst in ((device, other), (other, device)):
             source, target = rig.field(src, self.BYTES), rig.field(dst, self.BYTES)
-            if damage := carry(rig, link_way(rig, src, dst, "staged"), source, target):
+            if damage := carry(rig, link_way(rig, src, dst, "staged", self.BYTES), source, target):
                 return f"{src}>{dst} with little memory left: {damage}"
         return ""
 

@@ -13,7 +13,7 @@ from pyxdev._native import HOST, Buffer, Event, Link, Runtime, Stream
 from pyxdev.checks import pattern
 from pyxdev.checks.check import Hung, Level, Pair
 from pyxdev.checks.kernels import REPORT_BYTES, Kernels, memory
-from pyxdev.errors import DeviceFault, Error
+from pyxdev.errors import DeviceFault
 
 GUARD = 4096  # bytes on either side of every field
 SAMPLE = 4096  # bytes at either end of a field that the host compares itself
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Damage:
-    """Wrong bytes in a field. first, last: offsets in it, negative or beyond its end for a guard."""
+    """Wrong bytes in a field, 0: not counted. first, last: offsets in it, negative or beyond its end for a guard."""
 
     name: str
     wrong: int
@@ -47,7 +47,8 @@ class Damage:
     last: int
 
     def __str__(self) -> str:
-        return f"{self.wrong} wrong bytes from {self.first} to {self.last}: {self.name}"
+        many = f"{self.wrong} wrong byte{'s' if self.wrong > 1 else ''}" if self.wrong else "wrong bytes"
+        return f"{many} from {self.first} to {self.last}: {self.name}"
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -107,19 +108,21 @@ class Rig:
         self._latches = self.buffer(HOST, 4 * LATCHES)
         self._latch = 0
         self._seen = self.buffer(HOST, REPORT_BYTES + 2 * (GUARD + SAMPLE))
-        self._reports = {device: self.buffer(device, REPORT_BYTES) for device in self.devices}
-        self._warm_up()
+        try:
+            self._reports = {device: self.buffer(device, REPORT_BYTES) for device in self.devices}
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
 
     def _warm_up(self) -> None:
         """Each kernel once: a kernel that is loaded while another one spins may have to wait for it."""
         for device in self.devices:
             with self.scope():
-                stream, field = self.stream(device), self.field(device, 64)
-                self.latch(stream, 0.0)
-                self.poison(stream, field, 0)
+                stream, field = self.stream(device), self.field(device, 8)
+                self.delay(stream, 0.0)
                 self.fill(stream, field, 0)
-                if damage := self.examine(stream, field, 0):
-                    raise Error(f"device {device} does not keep what its own kernel wrote: {damage}")
+                self.count_wrong(stream, field, 0)
 
     def close(self) -> None:
         self._settle()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyxdev._native import Link
-from pyxdev.checks.check import PairCheck, Result, Verdict
-from pyxdev.checks.rig import Rig
+from pyxdev.checks.check import SEE_ORDER, PairCheck, Result, Unclear, Verdict
+from pyxdev.checks.rig import Latch, Rig
 from pyxdev.errors import OrderViolation
 
 TILE = 256 << 10
@@ -28,7 +28,7 @@ class LinkWaits(PairCheck):
             with rig.scope():
                 problems = list(Held(rig, src, dst, path).problems())
             verdict = Verdict.FAIL if problems else Verdict.PASS
-            hint = "see event-order: if it fails too, the waits of the driver do not wait" if problems else ""
+            hint = SEE_ORDER if problems else ""
             yield self.result(verdict, (src, dst), "; ".join(f"{path}: {text}" for text in problems), hint, path=path)
 
 
@@ -71,6 +71,10 @@ class Held:
             arrived=self.arrived,
         )
 
+    def need(self, latch: Latch) -> None:
+        if not latch.held:
+            raise Unclear(f"{self.path}: the host was held up while it queued work; see host-calls")
+
     def wrong(self, iteration: int, nbytes: int) -> Iterator[str]:
         self.rig.wait(self.arrived, f"a {self.path} copy")
         self.rig.wait(self.released, f"a {self.path} copy")
@@ -88,6 +92,7 @@ class Held:
         rig.fill(self.out, self.source, iteration)
         self.ready.record(self.out)
         self.copy(self.link, self.source.nbytes, source=True)
+        self.need(latch)
         if rig.came_early(self.arrived, latch):
             yield "arrived before its source was ready"
         if self.released.done() and latch.held:
@@ -104,6 +109,7 @@ class Held:
         rig.copy_within(self.into, self.before, self.target)
         self.free.record(self.into)
         self.copy(self.link, self.source.nbytes, destination=True)
+        self.need(latch)
         if rig.came_early(self.arrived, latch):
             yield "arrived before its destination was free"
         if self.released.done() and latch.held:
@@ -121,6 +127,7 @@ class Held:
         latch = rig.latch(self.into)
         self.free.record(self.into)
         self.copy(self.link, nbytes, destination=True)
+        self.need(latch)
         if not self.released.wait(rig.patience):
             yield "did not release its source"
         elif not latch.held:
@@ -138,6 +145,7 @@ class Held:
             latch = self.rig.latch(stream)
             event.record(stream)
             self.copy(self.link, 0, source=side == "source", destination=side == "destination")
+            self.need(latch)
             if self.rig.came_early(self.arrived, latch):
                 yield f"a copy of no bytes arrived before its {side} was ready"
             latch.open()
@@ -169,8 +177,8 @@ class SlotReuse(PairCheck):
         pair, rounds = (src, dst), rig.pick(8, 24, 200)
         for tiles in (1, 2, 4):
             if problem := self._stream(rig, src, dst, path, rounds, tiles=tiles, gate=True):
-                hint = "see event-order: if it fails too, the waits of the driver do not wait"
-                return self.result(Verdict.FAIL, pair, f"{path}, ring of {tiles}: {problem}", hint, path=path)
+                reason = f"{path}, ring of {tiles}: {problem}"
+                return self.result(Verdict.FAIL, pair, reason, SEE_ORDER, path=path)
         try:
             seen = self._stream(rig, src, dst, path, 8, tiles=4, gate=False)
         except OrderViolation as violation:  # the ordering checker of simulated devices saw it

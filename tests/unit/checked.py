@@ -1,0 +1,45 @@
+"""Runs one check on a simulated machine in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyxdev._native import Runtime
+from pyxdev.backends import sim
+from pyxdev.checks import Check, Level, Result, Verdict
+from pyxdev.checks.child import run_check
+from pyxdev.checks.kernels import open_kernels
+from pyxdev.checks.rig import Rig
+
+ANY = -2
+
+
+def flaw(kind: str, src: int = ANY, dst: int = ANY, **more: int) -> dict[str, Any]:
+    return {"kind": kind, "src": src, "dst": dst, **more}
+
+
+def machine(
+    *flaws: dict[str, Any], devices: int = 2, seed: int = 1, jitter: float = 0, **sections: Any
+) -> dict[str, Any]:
+    return {"device": {"count": devices}, "run": {"seed": seed, "jitter": jitter}, "flaw": list(flaws), **sections}
+
+
+def ask(
+    check: Check, *flaws: dict[str, Any], level: Level = Level.QUICK, patience: float = 10.0, **machine_options: Any
+) -> list[Result]:
+    """Results on a machine with these flaws. A healthy one must leave nothing alive."""
+    with Runtime(sim.driver(machine(*flaws, **machine_options))) as runtime:
+        kernels = open_kernels(runtime)
+        with Rig(runtime, kernels, level=level, patience=patience) as rig:
+            results = list(run_check(check, rig))
+        assert not runtime.live().any(), runtime.live()
+    return results
+
+
+def by_pair(results: list[Result], verdict: Verdict) -> set[str]:
+    """The pairs with this verdict."""
+    return {result.pair for result in results if result.verdict == verdict}
+
+
+def verdicts(results: list[Result]) -> set[Verdict]:
+    return {result.verdict for result in results}
