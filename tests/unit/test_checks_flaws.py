@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from checked import ask, by_pair, flaw
+from checked import ask, by_pair, flaw, machine
+
+from pyxdev._native import FlawedDriver
+from pyxdev.backends import sim
 from pyxdev.checks import CHECKS, Result, Verdict
 from pyxdev.checks.data import Large
 from pyxdev.checks.rig import Rig
 from pyxdev.checks.timing import Bandwidth
+from pyxdev.errors import InvalidArgument, SettingError
 
 CHECK = {check.key: check for check in CHECKS}
 KIB, MIB = 1 << 10, 1 << 20
@@ -70,6 +75,16 @@ NO_ANSWER: list[tuple[str, dict[str, Any], set[str], str]] = [
     ("throttle-load", flaw("hang", 1, 1, after=5), {"0>1"}, "hung: microbatch . was not admitted|hung: waited"),
     ("event-chain", flaw("hang", 1, 1, after=3), {""}, "hung: "),
 ]
+
+
+def test_kinds_of_flaws() -> None:
+    """The names of a machine file are those of native/driver.h."""
+    header = (Path(__file__).parents[2] / "native" / "driver.h").read_text()
+    assert re.findall(r'X\("([a-z-]+)", [A-Z_]+,', header) == [*sim._COPY_FLAWS, *sim._OTHER_FLAWS]
+    with pytest.raises(InvalidArgument, match="'tired'"):
+        FlawedDriver(sim.driver(), [("tired", 0, 1, 0, 0)])
+    with pytest.raises(SettingError, match="tired"):
+        sim.driver(machine(flaw("tired")))
 
 
 def describe(case: tuple[str, dict[str, Any], set[str], str]) -> str:
@@ -145,10 +160,10 @@ class TestPeers:
 
     def test_a_driver_that_takes_its_own_way(self) -> None:
         """Field case 4: copies between devices without peer access succeed there; they are never used."""
-        machine = {"peer": {"groups": "none", "unpeered": "blocks"}}
-        assert by_pair(ask(CHECK["peer-access"], **machine), Verdict.WAIVED) == {"0>1", "1>0"}
-        assert by_pair(ask(CHECK["direct-data"], **machine), Verdict.WAIVED) == {"0>1", "1>0"}
-        assert by_pair(ask(CHECK["staged-data"], **machine), Verdict.PASS) == {"0>1", "1>0"}
+        options = {"peer": {"groups": "none", "unpeered": "blocks"}}
+        assert by_pair(ask(CHECK["peer-access"], **options), Verdict.WAIVED) == {"0>1", "1>0"}
+        assert by_pair(ask(CHECK["direct-data"], **options), Verdict.WAIVED) == {"0>1", "1>0"}
+        assert by_pair(ask(CHECK["staged-data"], **options), Verdict.PASS) == {"0>1", "1>0"}
 
 
 class TestSpeed:

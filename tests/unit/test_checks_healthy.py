@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from checked import ask, by_pair, verdicts
+
 from pyxdev.checks import CHECKS, Check, Level, Verdict
 
 MACHINES: dict[str, dict[str, Any]] = {
     "two with peers": {"devices": 2},
     "two without": {"devices": 2, "peer": {"groups": "none"}},
     "islands": {"devices": 4, "peer": {"groups": [[0, 1], [2, 3]]}},
-    "jittery": {"devices": 3, "seed": 5, "jitter": 2},
+    "jittery": {"devices": 3, "seed": 5, "jitter": 0.2},
 }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pyxdev.checks import pattern
 
 SEED, ITERATION, SIZE = 7, 9, 1 << 14

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from bad_checks import CHECKS as BAD
 from checked import flaw, machine
+
 from pyxdev.checks import CHECKS, Level, Result, Verdict, report, select
 from pyxdev.checks.runner import Runner, Target, Unopened
 from pyxdev.cli import validate

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checked import ask, by_pair
+
 from pyxdev.checks import Verdict, sysfs, timing
 
 
