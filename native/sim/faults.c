@@ -133,6 +133,15 @@ static void alias(const xd_transfer *t, uint64_t bytes, uint64_t period)
     }
 }
 
+/* Into the guard of whoever has one; never out of the allocation. */
+static void overrun(const sim *s, const sim_op *op, const xd_transfer *t, uint64_t bytes)
+{
+    move(t, 0, 0, bytes);
+    unsigned char *next = dst_at(t, bytes - 1) + 1;
+    if (!sim_memory_check(s, t->dst_device, (uint64_t)(uintptr_t)next, 1, op->seq, "copy", NULL))
+        *next ^= 0xff;
+}
+
 /* Without memory for what is kept the bytes are dropped, which is as wrong. */
 static void stale(sim_fault *fault, const xd_transfer *t, uint64_t bytes)
 {
@@ -222,6 +231,9 @@ void sim_deliver(sim *s, const sim_op *op)
         return;
     case XD_SIM_TRUNCATE:
         move(&t, 0, 0, value ? bytes % value : bytes);
+        return;
+    case XD_SIM_OVERRUN:
+        overrun(s, op, &t, bytes);
         return;
     case XD_SIM_ALIAS:
         alias(&t, bytes, value);

@@ -524,7 +524,8 @@ int sim_copy(xd_driver *driver, int device, void *handle, const xd_transfer *tra
             name_copy(op);
             append(s, op, s->config.costs.copy);
             sim_order_submit(s, op, NULL, 0);
-            if (is_unpeered(s, device, transfer))
+            bool blocks = sim_fault_hits(s, XD_SIM_BLOCK_COPY, transfer->src_device, transfer->dst_device);
+            if (blocks || is_unpeered(s, device, transfer))
                 status = block(s, stream, operation, err);
         } else {
             status = XD_NO_HOST_MEMORY;

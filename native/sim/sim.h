@@ -56,8 +56,10 @@ enum { XD_SIM_UNPEERED_REFUSED = 0, XD_SIM_UNPEERED_BLOCKS = 1 };
     X(SWAP, swap)           /* the first two tiles change places; value: tile size */                    \
     X(FLIP, flip)           /* one byte arrives inverted; value: its offset */                           \
     X(TRUNCATE, truncate)   /* the size is taken modulo the value */                                     \
+    X(OVERRUN, overrun)     /* one byte more is written */                                               \
     X(ALIAS, alias)         /* after each `value` bytes the source is read from its beginning again */   \
     X(HANG_COPY, hang_copy) /* never ends */                                                             \
+    X(BLOCK_COPY, block_copy)   /* the call waits for the copy */                                        \
     X(IGNORE_WAIT, ignore_wait) /* the stream does not wait */                                           \
     X(BLOCK_WAIT, block_wait)   /* the call waits, not the stream */                                     \
     X(EARLY_EVENT, early_event) /* events of `from` are done when they are recorded */                   \

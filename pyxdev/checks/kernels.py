@@ -2,7 +2,8 @@
 
     fill(address, nbytes, key, first)            writes pattern bytes first .. first + nbytes - 1
     check(address, nbytes, key, first, report)   adds to three 64-bit words: wrong bytes, ~first wrong, last wrong + 1
-    spin(latch, seconds)                         until the host sets the 32-bit latch, at most so long
+    spin(latch, seconds)                         until the host sets the first word of the latch, at most so long;
+                                                 sets the second one at its end
 
 Addresses need no alignment. The report must be zero before the first check.
 """
@@ -20,6 +21,7 @@ from pyxdev.checks import pattern
 from pyxdev.errors import BackendUnavailable, DriverError
 
 REPORT_BYTES = 24
+LATCH_BYTES = 8  # two 32-bit words of page-locked memory
 
 # For NVRTC and hiprtc alike. wall_clock64 counts in ticks of the device's constant clock, globaltimer in ns.
 SOURCE = r"""
@@ -86,6 +88,8 @@ extern "C" __global__ void spin(volatile unsigned *latch, u64 limit)
     u64 begin = ticks();
     while (!*latch && ticks() - begin < limit)
         ;
+    latch[1] = 1;
+    __threadfence_system();
 }
 """
 NAMES = ("fill", "check", "spin")
@@ -148,7 +152,11 @@ class HostKernels:
         )
 
     def spin(self, stream: Stream, latch: int, seconds: float) -> None:
+        def end() -> None:
+            memory(latch, LATCH_BYTES).view(np.uint32)[1] = 1
+
         stream.launch(lambda: None, cost=seconds, label="spin")
+        stream.launch(end, label="end of spin")  # a kernel of its own: the first one may run at its beginning
 
     def close(self) -> None:
         """Nothing is held."""

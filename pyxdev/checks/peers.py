@@ -8,6 +8,8 @@ from pyxdev.checks.check import PairCheck, Result, Verdict
 from pyxdev.checks.rig import Rig
 from pyxdev.errors import NoPeerAccess
 
+STAGED = "copies of this pair are staged"
+
 
 class PeerAccess(PairCheck):
     key = "peer-access"
@@ -24,14 +26,17 @@ class PeerAccess(PairCheck):
             one_way = "" if back else f"one way only: device {dst} cannot reach device {src}"
             yield self.result(Verdict.PASS, pair, one_way, reported=True, enabled=True, back=back)
             return
+        reported = rig.runtime.peer_capable(src, dst)
+        figures = {"reported": reported, "enabled": False, "back": back}
+        if reported and "error" in reason:
+            yield self.result(Verdict.FAIL, pair, reason, STAGED, **figures)
+            return
         if back:
             reason += f", although device {dst} can reach device {src}"
         try:
             rig.runtime.link(src, dst, path="direct").close()
         except NoPeerAccess:
-            reported = rig.runtime.peer_capable(src, dst)
-            hint = "copies of this pair are staged"
-            yield self.result(Verdict.WAIVED, pair, reason, hint, reported=reported, enabled=False, back=back)
+            yield self.result(Verdict.WAIVED, pair, reason, STAGED, **figures)
         else:
             yield self.result(
                 Verdict.FAIL, pair, f"{reason}, and a direct link could be opened all the same: the driver's own way"

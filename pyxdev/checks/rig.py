@@ -12,8 +12,8 @@ import numpy as np
 from pyxdev._native import HOST, Buffer, Event, Link, Runtime, Stream
 from pyxdev.checks import pattern
 from pyxdev.checks.check import Hung, Level, Pair
-from pyxdev.checks.kernels import REPORT_BYTES, Kernels, memory
-from pyxdev.errors import DeviceFault
+from pyxdev.checks.kernels import LATCH_BYTES, REPORT_BYTES, Kernels, memory
+from pyxdev.errors import DeviceFault, DriverError
 
 GUARD = 4096  # bytes on either side of every field
 SAMPLE = 4096  # bytes at either end of a field that the host compares itself
@@ -61,21 +61,20 @@ class Latch:
     def __init__(self, rig: Rig, address: int, stream: Stream, seconds: float) -> None:
         self._runtime = rig.runtime
         self._address = address
-        self._set(0)
-        self._until = rig.runtime.clock() + 0.8 * seconds
+        self._words = memory(address, LATCH_BYTES).view(np.uint32)
+        self._runtime.host_access(address, LATCH_BYTES, write=True)
+        self._words[:] = 0
         rig.kernels.spin(stream, address, seconds)
 
     @property
     def held(self) -> bool:
-        """The stream has certainly been held up to now, unless it has been opened."""
-        return self._runtime.clock() < self._until
+        """The stream has certainly been held up to now: the kernel has not said that it ended."""
+        self._runtime.host_access(self._address + 4, 4, write=False)
+        return not self._words[1]
 
     def open(self) -> None:
-        self._set(1)
-
-    def _set(self, value: int) -> None:
         self._runtime.host_access(self._address, 4, write=True)
-        memory(self._address, 4).view(np.uint32)[0] = value
+        self._words[0] = 1
 
 
 class Rig:
@@ -105,7 +104,7 @@ class Rig:
         self._streams: dict[tuple[int, str], Stream] = {}
         self._opened = ExitStack()
         self._iteration = 0
-        self._latches = self.buffer(HOST, 4 * LATCHES)
+        self._latches = self.buffer(HOST, LATCH_BYTES * LATCHES)
         self._latch = 0
         self._seen = self.buffer(HOST, REPORT_BYTES + 2 * (GUARD + SAMPLE))
         try:
@@ -195,7 +194,7 @@ class Rig:
     def latch(self, stream: Stream, seconds: float = LATCH_SECONDS) -> Latch:
         """Holds the stream from here on. No more than a few at a time: their words are used in turn."""
         self._latch = (self._latch + 1) % LATCHES
-        return Latch(self, self._latches.address + 4 * self._latch, stream, seconds)
+        return Latch(self, self._latches.address + LATCH_BYTES * self._latch, stream, seconds)
 
     def delay(self, stream: Stream, seconds: float) -> None:
         """Holds the stream for this time."""
@@ -205,9 +204,11 @@ class Rig:
         """Why there is no direct path from src to dst; "" if there is one."""
         if not self.runtime.peer_capable(src, dst):
             return "peer access is not reported"
-        if not self.runtime.peer_enable(src, dst):
-            return "peer access is reported but could not be enabled (the driver's limit of peers)"
-        return ""
+        try:
+            enabled = self.runtime.peer_enable(src, dst)
+        except DriverError as failure:
+            return f"peer access is reported, but enabling it is an error: {failure}"
+        return "" if enabled else "peer access is reported, but the driver enables no more peers"
 
     def paths(self, src: int, dst: int) -> list[str]:
         return ["staged"] if self.no_direct(src, dst) else ["direct", "staged"]

@@ -11,24 +11,25 @@ from pyxdev.checks.child import run_check
 from pyxdev.checks.kernels import open_kernels
 from pyxdev.checks.rig import Rig
 
-ANY = -2
+Place = int | str
 
 
-def flaw(kind: str, src: int = ANY, dst: int = ANY, **more: int) -> dict[str, Any]:
-    return {"kind": kind, "src": src, "dst": dst, **more}
+def fault(kind: str, src: Place = "any", dst: Place = "any", **more: int) -> dict[str, Any]:
+    """One fault of a machine file: from src to dst, each a device, "host" or "any"."""
+    return {"kind": kind, "from": src, "to": dst, **more}
 
 
 def machine(
-    *flaws: dict[str, Any], devices: int = 2, seed: int = 1, jitter: float = 0, **sections: Any
+    *faults: dict[str, Any], devices: int = 2, seed: int = 1, jitter: float = 0, **sections: Any
 ) -> dict[str, Any]:
-    return {"device": {"count": devices}, "run": {"seed": seed, "jitter": jitter}, "flaw": list(flaws), **sections}
+    return {"device": {"count": devices}, "run": {"seed": seed, "jitter": jitter}, "fault": list(faults), **sections}
 
 
 def ask(
-    check: Check, *flaws: dict[str, Any], level: Level = Level.QUICK, patience: float = 10.0, **machine_options: Any
+    check: Check, *faults: dict[str, Any], level: Level = Level.QUICK, patience: float = 10.0, **machine_options: Any
 ) -> list[Result]:
-    """Results on a machine with these flaws. A healthy one must leave nothing alive."""
-    with Runtime(sim.driver(machine(*flaws, **machine_options))) as runtime:
+    """Results on a machine with these faults. A healthy one must leave nothing alive."""
+    with Runtime(sim.driver(machine(*faults, **machine_options))) as runtime:
         kernels = open_kernels(runtime)
         with Rig(runtime, kernels, level=level, patience=patience) as rig:
             results = list(run_check(check, rig))

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from bad_checks import CHECKS as BAD
-from checked import flaw, machine
+from checked import fault, machine
 
 from pyxdev.checks import CHECKS, Level, Result, Verdict, report, select
 from pyxdev.checks.runner import Runner, Target, Unopened
@@ -64,7 +64,7 @@ def test_a_hang_is_a_verdict(bad: Runner) -> None:
 
 
 def test_a_device_that_fails_gets_a_new_process() -> None:
-    lost = machine(flaw("lost", 0, 1, after=9))
+    lost = machine(fault("lose_device", 0, first=90))
     runner = Runner(Target("sim", lost, Level.QUICK))
     try:
         results = list(runner.run([CHECK["direct-data"], CHECK["peer-access"]]))
@@ -107,10 +107,10 @@ def run(*arguments: str) -> int:
     return validate.run(parser.parse_args(["--backend", "sim", *arguments]))
 
 
-def profile(folder: Path, *flaws: dict[str, Any]) -> str:
+def profile(folder: Path, *faults: dict[str, Any]) -> str:
     lines = ["[device]", "count = 2"]
-    for one in flaws:
-        lines += ["[[flaw]]", *(f"{name} = {json.dumps(value)}" for name, value in one.items())]
+    for one in faults:
+        lines += ["[[fault]]", *(f"{name} = {json.dumps(value)}" for name, value in one.items())]
     path = folder / "machine.toml"
     path.write_text("\n".join(lines))
     return str(path)
@@ -118,7 +118,7 @@ def profile(folder: Path, *flaws: dict[str, Any]) -> str:
 
 def test_json_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "junit.xml"
-    name = profile(tmp_path, flaw("drop", 0, 1))
+    name = profile(tmp_path, fault("drop", 0, 1))
     code = run("--profile", name, "--quick", "-k", "direct", "-k", "large", "--json", "--junit", str(junit))
     document = json.loads(capsys.readouterr().out)
     assert code == document["exit_code"] == 1
@@ -144,7 +144,7 @@ def test_json_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_table_names_pair_reason_and_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--profile", profile(tmp_path, flaw("no-wait", 0, 1)), "--quick", "-k", "event-order") == 1
+    assert run("--profile", profile(tmp_path, fault("ignore_wait", 0, 1)), "--quick", "-k", "event-order") == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "FAIL event-order 0>1" in shown
     assert "did not wait" in shown
@@ -152,7 +152,7 @@ def test_the_table_names_pair_reason_and_hint(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_inconclusive_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--profile", profile(tmp_path, flaw("hang", 0, 0, after=9)), "--quick", "-k", "event-order") == 3
+    assert run("--profile", profile(tmp_path, fault("hang_kernel", 0, first=9)), "--quick", "-k", "event-order") == 3
     assert "hung" in capsys.readouterr().out
 
 
