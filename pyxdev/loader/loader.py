@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pyxdev import backends
 from pyxdev._native import Buffer, Reader, Runtime
@@ -32,7 +32,7 @@ _PERIOD = 0.05  # seconds between two looks at the workers, for progress and Ctr
 
 def load(
     path: str | os.PathLike[str],
-    devices: Sequence[int] | None = None,
+    devices: Sequence[SupportsIndex] | None = None,
     *,
     tensor_split: Sequence[float] | None = None,
     split_mode: str = "layer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class Plan:
         }
 
 
-def choose_devices(runtime: Runtime, devices: Sequence[int] | None) -> tuple[int, ...]:
+def choose_devices(runtime: Runtime, devices: Sequence[SupportsIndex] | None) -> tuple[int, ...]:
     """The devices asked for, or all but integrated ones (these if there is nothing else). Raises InvalidArgument."""
     count = runtime.device_count
     if devices is None:
@@ -119,7 +119,7 @@ def choose_devices(runtime: Runtime, devices: Sequence[int] | None) -> tuple[int
     if not chosen:
         raise InvalidArgument("devices is empty; at least one device is wanted")
     for device in chosen:
-        if isinstance(device, bool) or not hasattr(device, "__index__") or not 0 <= device < count:
+        if isinstance(device, bool) or not hasattr(device, "__index__") or not 0 <= int(device) < count:
             raise InvalidArgument(f"devices holds {device!r}; whole numbers from 0 to {count - 1} are allowed")
     if len(set(chosen)) < len(chosen):
         raise InvalidArgument(f"devices names one twice: {list(chosen)}")
@@ -129,7 +129,7 @@ def choose_devices(runtime: Runtime, devices: Sequence[int] | None) -> tuple[int
 def make_plan(
     model: Model,
     runtime: Runtime,
-    devices: Sequence[int] | None = None,
+    devices: Sequence[SupportsIndex] | None = None,
     *,
     tensor_split: Sequence[float] | None = None,
     split_mode: str = "layer",

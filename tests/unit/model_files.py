@@ -23,11 +23,11 @@ def safetensors(header: Any, data: bytes = b"", *, length: int | None = None) ->
 def packed(tensors: Iterable[tuple[str, str, Sequence[int], bytes]], metadata: dict[str, str] | None = None) -> bytes:
     """A whole file of (name, dtype, shape, bytes)."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    data = b""
+    data = bytearray()
     for name, dtype, shape, content in tensors:
         header[name] = entry(dtype, list(shape), len(data), len(data) + len(content))
         data += content
-    return safetensors(header, data)
+    return safetensors(header, bytes(data))
 
 
 # ---- gguf ----
@@ -80,10 +80,10 @@ def packed_gguf(
     tensors: Iterable[tuple[str, int, Sequence[int], bytes]], keys: Sequence[bytes] = (), alignment: int = 32
 ) -> bytes:
     """A whole file of (name, type, dims fastest first, bytes), each padded to the alignment."""
-    infos, data = [], b""
+    infos, data = [], bytearray()
     for name, kind, dims, content in tensors:
         infos.append(info(name, dims, kind, len(data)))
         data += content + bytes(-len(content) % alignment)
     if alignment != 32:
         keys = [*keys, key("general.alignment", UINT32, alignment)]
-    return gguf(keys, infos, data, alignment=alignment)
+    return gguf(keys, infos, bytes(data), alignment=alignment)
