@@ -5,21 +5,14 @@ cdef int run_python(void *arg) noexcept with gil:
     try:
         (<object>arg)()
     except BaseException as failure:
-        unraisable(failure, <object>arg)
+        PyErr_SetObject(type(failure), failure)
+        PyErr_WriteUnraisable(<object>arg)
         return 1
     return 0
 
 
 cdef void drop_python(void *arg) noexcept with gil:
     Py_DECREF(<object>arg)
-
-
-cdef object unraisable(BaseException failure, object where):
-    import sys
-
-    sys.unraisablehook(
-        sys.UnraisableHookArgs((type(failure), failure, failure.__traceback__, "exception in a kernel", where))
-    )
 
 
 @cython.no_gc_clear
