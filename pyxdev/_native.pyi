@@ -36,6 +36,10 @@ def sim_driver(machine: Mapping[str, Any]) -> SimDriver: ...
 class SimDriver(Driver):
     def pass_time(self, seconds: float) -> None:
         """The submitting thread does something else for so many seconds of simulated time."""
+    def violations(self) -> list[str]:
+        """What the ordering checker has found so far, raised or not; the first 64 in words."""
+    def trace(self) -> list[tuple[str, int, int, int, int, int, int, int, int, int, str]]:
+        """What engines and the host did so far, as pyxdev.trace.Span takes it. Needs a machine with run.trace."""
 
 class DeviceInfo:
     name: str
@@ -67,6 +71,8 @@ class Runtime:
     def __exit__(self, *exc: object) -> None: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def driver(self) -> Driver: ...
     @property
     def backend(self) -> str: ...
     @property

@@ -32,7 +32,7 @@ class Live:
 @cython.no_gc_clear
 cdef class Runtime:
     cdef xd_runtime *ptr
-    cdef Driver driver
+    cdef readonly Driver driver
     cdef readonly object backend
     cdef dict __dict__  # what others keep per runtime: the topology, the machine it simulates
     cdef object __weakref__

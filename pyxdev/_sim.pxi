@@ -34,9 +34,22 @@ cdef extern from "sim/sim.h" nogil:
         uint64_t seed, jitter, delay
         const xd_sim_fault *faults
         size_t fault_count
+        int check
+        int trace
+
+    ctypedef struct xd_sim_span:
+        int engine, device, peer
+        uint64_t operation, after
+        unsigned stream
+        uint64_t submitted, start, end, bytes
+        char label[48]
 
     int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
     void xd_sim_pass(xd_driver *sim, uint64_t ns)
+    size_t xd_sim_violations(xd_driver *sim, xd_error *out, size_t room)
+    size_t xd_sim_trace(xd_driver *sim, xd_sim_span *out, size_t first, size_t room)
+
+ENGINES = ("host", "compute", "in", "out", "link")
 
 
 cdef class SimDriver(Driver):
@@ -46,6 +59,32 @@ cdef class SimDriver(Driver):
         cdef xd_driver *driver = self.alive()
         with nogil:
             xd_sim_pass(driver, ns)
+
+    def violations(self):
+        cdef xd_error *found = <xd_error *>PyMem_Malloc(64 * sizeof(xd_error))
+        if found == NULL:
+            raise MemoryError
+        try:
+            count = xd_sim_violations(self.alive(), found, 64)
+            return [found[index].text.decode("utf-8", "replace") for index in range(min(count, 64))]
+        finally:
+            PyMem_Free(found)
+
+    def trace(self):
+        cdef xd_sim_span[64] spans
+        cdef size_t count = 0, first, index
+        out = []
+        while True:
+            first = len(out)
+            count = xd_sim_trace(self.alive(), spans, first, 64)
+            if count == first:
+                return out
+            for index in range(min(count - first, 64)):
+                span = &spans[index]
+                out.append((
+                    ENGINES[span.engine], span.device, span.peer, span.operation, span.after, span.stream,
+                    span.submitted, span.start, span.end, span.bytes, span.label.decode("utf-8", "replace"),
+                ))
 
 
 def sim_faults():
@@ -125,6 +164,8 @@ def sim_driver(machine):
     config.delay = machine["delay"]
     config.faults = tables.faults
     config.fault_count = <size_t>len(faults)
+    config.check = machine["check"]
+    config.trace = machine["trace"]
     check(xd_sim_create(&out, &config, &err), &err)
     cdef SimDriver driver = SimDriver.__new__(SimDriver)
     driver.adopt(out)

@@ -196,6 +196,16 @@ TABLE: tuple[Setting, ...] = (
         "CUDA 1, HIP 0, simulated 1",
         "0: a loading thread waits for its upload before it reads on",
     ),
+    Setting(
+        "sim_check",
+        "PYXDEV_SIM_CHECK",
+        ("--sim-check",),
+        _switch,
+        "0 or 1",
+        False,
+        "0",
+        "1: simulated devices check that every two operations on the same bytes are ordered",
+    ),
 )
 
 _ASYNC_UPLOADS = {"cuda": True, "hip": False, "sim": True}
@@ -212,6 +222,7 @@ class Settings:
     force_sync: bool = False
     threads_load: int = 4
     async_uploads: bool | None = None  # None: the backend's default
+    sim_check: bool = False
 
     @property
     def tile_bytes(self) -> int:

@@ -220,7 +220,7 @@ static void act(sim *s, sim_op *op)
         int result = call(s, op, works);
         if (result) {
             xd_error cause;
-            xd_fail(&cause, XD_DEVICE_FAULT, result, op->label, "kernel %s returned %d", op->label, result);
+            xd_fail(&cause, XD_DEVICE_FAULT, result, op->label, "%s returned %d", op->label, result);
             fail_device(s, op, &cause);
         }
     } else if (works && op->kind == SIM_COPY) {

@@ -587,7 +587,7 @@ int sim_launch(xd_driver *driver, int device, void *handle, const xd_kernel *ker
             op->u.kernel.drop = kernel->drop;
             op->u.kernel.arg = kernel->arg;
             op->duration = kernel->cost;
-            snprintf(op->label, sizeof op->label, "%s", kernel->label ? kernel->label : "kernel");
+            snprintf(op->label, sizeof op->label, "%s", kernel->label && *kernel->label ? kernel->label : "kernel");
             append(s, op, s->config.costs.launch);
             sim_order_submit(s, op, kernel->ranges, kernel->range_count);
         } else {

@@ -62,7 +62,7 @@ def _open_first(settings: Settings) -> Runtime:
 
 def _open(name: str, settings: Settings, machine: Mapping[str, Any] | str | None = None) -> Runtime:
     module = import_module(f"pyxdev.backends.{name}")
-    driver: Driver = module.driver(machine) if name == "sim" else module.driver()
+    driver: Driver = module.driver(machine, check=settings.sim_check) if name == "sim" else module.driver()
     try:
         return Runtime(driver, force_sync=settings.force_sync)
     except NoDevice as error:

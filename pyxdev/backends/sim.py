@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pyxdev import settings
 from pyxdev._native import HOST, SimDriver, sim_driver, sim_faults
 from pyxdev.errors import SettingError
 
@@ -21,13 +22,17 @@ _ROUTES = {"link": 0, "host": 1}
 _UNPEERED = {"refused": 0, "blocks": 1}
 
 
-def driver(machine: Mapping[str, Any] | str | None = None) -> SimDriver:
+def driver(machine: Mapping[str, Any] | str | None = None, *, check: bool | None = None) -> SimDriver:
     """A driver of simulated devices.
 
     machine: the name of a profile, the path of a profile file, or a mapping of changes to one: {"profile": "default",
-    "device": {"count": 2}, "run": {"seed": 7}}. Raises SettingError.
+    "device": {"count": 2}, "run": {"seed": 7}}. check: watch the order of all accesses, unless the machine says itself
+    whether to; None: as the setting sim_check says. Raises SettingError.
     """
-    return sim_driver(lower(resolve(machine)))
+    whole = resolve(machine)
+    if "check" not in whole["run"]:
+        whole["run"] = {**whole["run"], "check": settings.resolve({}).sim_check if check is None else check}
+    return sim_driver(lower(whole))
 
 
 def hidden(environ: Mapping[str, str]) -> str:
@@ -160,7 +165,13 @@ _SECTIONS: dict[str, dict[str, _Rule]] = {
         "unpeered_gb_s": _RATE,
     },
     "calls_us": {name: _TIME for name in ("copy", "fill", "launch", "record", "wait", "query", "sync", "alloc")},
-    "run": {"seed": _whole(0, 2**64 - 1), "jitter": _number(0, 1000), "delay_us": _TIME},
+    "run": {
+        "seed": _whole(0, 2**64 - 1),
+        "jitter": _number(0, 1000),
+        "delay_us": _TIME,
+        "check": _FLAG,
+        "trace": _FLAG,
+    },
 }
 _LISTS: dict[str, dict[str, _Rule]] = {
     "other": {"devices": _DEVICES, **_ONE_DEVICE},
@@ -296,6 +307,8 @@ def lower(machine: Machine) -> dict[str, Any]:
         "jitter": round(run["jitter"] * 1000),
         "delay": _ns(run["delay_us"]),
         "faults": _faults(machine),
+        "check": run.get("check", False),
+        "trace": run["trace"],
     }
 
 

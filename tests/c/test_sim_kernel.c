@@ -139,7 +139,7 @@ static void test_a_failed_kernel_is_for_good(void)
     OK(d->event_record(d, 1, there, elsewhere, &err));
     FAILS(wait(&j, XD_FOREVER, &done), XD_DEVICE_FAULT);
     CHECK_EQ(err.code, 7);
-    CHECK_HAS(err.text, "kernel job returned 7");
+    CHECK_HAS(err.text, "job returned 7");
     CHECK_EQ(j.runs, 1); /* what was queued behind it does not run */
     CHECK_EQ(j.drops, 2);
     FAILS(d->event_record(d, 0, j.event, j.stream, &err), XD_DEVICE_FAULT);

@@ -27,6 +27,7 @@ ACCEPTED = {
     "force_sync": {"0", "1"},
     "threads_load": {"-1", "1", "2", "64", "1024"},
     "async_uploads": {"0", "1"},
+    "sim_check": {"0", "1"},
 }
 
 
