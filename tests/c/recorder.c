@@ -48,7 +48,9 @@ static block *make(recorder *rec, int kind, int device, uint64_t size)
     made->kind = kind;
     made->device = device;
     made->size = size;
-    made->bytes = size ? malloc(size) : NULL;
+    made->bytes = NULL;
+    if (size) /* whole pages, as the vendors' memory is */
+        CHECK_EQ(posix_memalign((void **)&made->bytes, 4096, size), 0);
     made->next = rec->blocks;
     rec->blocks = made;
     rec->live++;
