@@ -1,0 +1,25 @@
+"""Keeps every GPU of a machine busy: pipelines over several devices, copies between them, parallel model loading."""
+
+from pyxdev import errors
+from pyxdev._native import HOST, Array, Buffer, Event, Link, Ring, Runtime, Stream, Throttle
+from pyxdev.backends import open
+from pyxdev.errors import Error
+from pyxdev.loader.loader import load
+from pyxdev.loader.weights import Weights
+
+__all__ = [
+    "HOST",
+    "Array",
+    "Buffer",
+    "Error",
+    "Event",
+    "Link",
+    "Ring",
+    "Runtime",
+    "Stream",
+    "Throttle",
+    "Weights",
+    "errors",
+    "load",
+    "open",
+]
