@@ -87,6 +87,10 @@ class StageError(Error):
         self.microbatch = microbatch
 
 
+class StageInterrupted(StageError, KeyboardInterrupt):
+    """Ctrl-C while a stage ran: a StageError that whoever waits for a KeyboardInterrupt sees as well."""
+
+
 BY_STATUS: dict[str, type[Error]] = {
     "INVALID": InvalidArgument,
     "NO_DEVICE_MEMORY": OutOfMemory,
