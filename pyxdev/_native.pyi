@@ -86,6 +86,7 @@ class Runtime:
         """Seconds on the runtime's clock: monotonic host time, or simulated time."""
     force_sync: bool
     settings: Settings  # set by pyxdev.backends.open()
+    topology: dict[Any, Any]  # set by pyxdev.topology
     def live(self) -> Live: ...
     def stream(self, device: int) -> Stream: ...
     def adopt_stream(self, device: int, handle: int) -> Stream:
