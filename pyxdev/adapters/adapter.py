@@ -1,0 +1,59 @@
+"""What an adapter does: it says what an array is, calls the stage's function, and takes its outputs over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pyxdev._native import Event, Runtime, Stream
+from pyxdev.adapters.activation import Activation, Spec
+
+if TYPE_CHECKING:
+    from pyxdev.executor.results import Fetch
+    from pyxdev.executor.slots import Slot
+    from pyxdev.executor.stages import BoundStage
+    from pyxdev.executor.tickets import Microbatch
+
+
+class Source(NamedTuple):
+    """An array on a device that a copy is going to read."""
+
+    device: int
+    address: int
+    ready: Event | None  # after which it is there
+    keep: Any  # what keeps its memory alive
+    stream: Stream | None  # of the owner, to be told when it has been read
+
+
+class Stopped(Exception):
+    """A stage did not queue its work: the microbatch has failed, or one before it has."""
+
+
+class Adapter(Protocol):
+    """One for each stage."""
+
+    name: str
+
+    def is_array(self, leaf: Any) -> bool:
+        """Whether this leaf of an activation is an array; everything else is a plain value."""
+
+    def spec(self, leaf: Any) -> Spec:
+        """Shape, dtype and size of an array. Raises InvalidArgument for one that cannot go to a device."""
+
+    def device(self, leaf: Any) -> int:
+        """The ordinal of the device where an array lies, or HOST."""
+
+    def write(self, leaf: Any, memory: Any) -> None:
+        """Writes a host array to memory, uint8 of the array's size."""
+
+    def source(self, runtime: Runtime, leaf: Any) -> Source:
+        """An array on a device, as a copy takes it."""
+
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+        """Queues the stage's function on the stage's stream; its input is in the slot. Raises Stopped after it has told
+        the stage of the function's exception."""
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+        """The output of the last stage, which is complete, as the caller's own."""
+
+    def close(self) -> None:
+        """Gives back what run() and source() opened."""

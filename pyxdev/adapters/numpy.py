@@ -1,0 +1,273 @@
+"""NumPy functions as stages of simulated devices.
+
+The function runs as a kernel when the simulated stream gets there, later than it is submitted. So the shapes of its
+outputs must be known by then: declared by the stage's `out`, or learned from the first call with such an input, which
+is waited for. The function gets copies of what is in the slot, and its outputs are copied: it may keep, change or
+return anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pyxdev._native import HOST, Array, Runtime
+from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, build, flatten
+from pyxdev.adapters.adapter import Source, Stopped
+from pyxdev.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyxdev.executor.results import Fetch
+    from pyxdev.executor.slots import Slot
+    from pyxdev.executor.stages import BoundStage
+    from pyxdev.executor.tickets import Microbatch
+
+
+class Expected(NamedTuple):
+    """What a stage will return: the layout, and for each plain value the position of the input's that it passes on."""
+
+    layout: Layout
+    passed: tuple[int | None, ...]
+    declared: tuple[Any, ...]  # plain values that `out` gave, UNKNOWN for none
+
+    def guess(self, incoming: Activation) -> list[Any]:
+        return [
+            declared if position is None else incoming.guess[position]
+            for position, declared in zip(self.passed, self.declared, strict=True)
+        ]
+
+
+class NumpyAdapter:
+    """See the module's docstring. Simulated devices only."""
+
+    name = "numpy"
+    LIMIT = 4096  # learned outputs kept
+
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
+        self._known: dict[tuple[Layout, tuple[Any, ...]], Expected] = {}
+
+    # ---- arrays ----
+
+    def is_array(self, leaf: Any) -> bool:
+        return isinstance(leaf, np.ndarray | Array)
+
+    def spec(self, leaf: Any) -> Spec:
+        if isinstance(leaf, Array):
+            if not leaf.contiguous:
+                raise InvalidArgument(f"{leaf!r} has strides {leaf.strides}; only contiguous arrays can be sent")
+            return Spec(leaf.shape, leaf.dtype, leaf.nbytes)
+        return host_spec(leaf)
+
+    def device(self, leaf: Any) -> int:
+        return leaf.device if isinstance(leaf, Array) else HOST
+
+    def write(self, leaf: Any, memory: Any) -> None:
+        np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
+
+    def source(self, runtime: Runtime, leaf: Any) -> Source:
+        if leaf.runtime is not runtime:
+            raise InvalidArgument(f"{leaf!r} belongs to another runtime")
+        return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
+
+    # ---- the stage ----
+
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+        example = incoming.layout.example(incoming.guess) if callable(stage.cost) or callable(stage.out) else None
+        cost = self._ask(stage, batch, stage.cost, example)
+        expected = self._expect(stage, batch, incoming, example)
+        if expected is None:
+            return self._learn(stage, batch, slot, incoming, cost)
+        outgoing = self._outgoing(stage, batch, expected, incoming)
+        address = slot.address  # a slot that grows lies elsewhere when the kernel runs
+
+        def kernel() -> None:
+            returned = self._call(stage, batch, address, incoming)
+            if returned is not None:
+                self._store(stage, batch, outgoing, *returned)
+
+        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), outgoing)
+        return outgoing
+
+    def _expect(self, stage: BoundStage, batch: Microbatch, incoming: Activation, example: Any) -> Expected | None:
+        if callable(stage.out):
+            return self._declared(stage, batch, self._ask(stage, batch, stage.out, example), True)
+        key = (incoming.layout, _modes(incoming.guess))
+        expected = self._known.get(key)
+        if expected is None and stage.out is not None:
+            expected = self._known[key] = self._declared(stage, batch, stage.out, False)
+        return expected
+
+    def _ask(self, stage: BoundStage, batch: Microbatch, given: Any, example: Any) -> Any:
+        """The value given for a stage, or what the function given makes of the example."""
+        if not callable(given):
+            return given
+        try:
+            return given(example)
+        except BaseException as error:
+            stage.report(batch, error)
+            raise Stopped from error
+
+    def _declared(self, stage: BoundStage, batch: Microbatch, out: Any, knows_plain: bool) -> Expected:
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        try:
+            structure = flatten(out, lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype"), arrays, plain)
+            specs = tuple([_spec_like(leaf) for leaf in arrays])
+        except (InvalidArgument, TypeError) as error:
+            stage.report(batch, error)
+            raise Stopped from error
+        values = tuple(plain) if knows_plain else (UNKNOWN,) * len(plain)
+        return Expected(self._layouts.of(structure, specs), (None,) * len(plain), values)
+
+    def _learn(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation, cost: float) -> Activation:
+        """Runs the stage now, and stores its outputs by a second kernel."""
+        returned: list[tuple[Layout, list[Any], list[Any]]] = []
+        address = slot.address
+
+        def kernel() -> None:
+            found = self._call(stage, batch, address, incoming)
+            if found is not None:
+                returned.append(found)
+
+        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), None)
+        stage.stream.synchronize()
+        if not returned:
+            raise Stopped
+        layout, arrays, plain = returned[0]
+        passed = _passed(incoming, layout, plain)
+        expected = Expected(layout, passed, (UNKNOWN,) * len(plain))
+        if len(self._known) >= self.LIMIT:
+            self._known.clear()
+        self._known[incoming.layout, _modes(incoming.guess)] = expected
+        outgoing = self._outgoing(stage, batch, expected, incoming)
+        self._launch(stage, lambda: self._store(stage, batch, outgoing, layout, arrays, plain), 0.0, (0, 0), outgoing)
+        return outgoing
+
+    def _outgoing(self, stage: BoundStage, batch: Microbatch, expected: Expected, incoming: Activation) -> Activation:
+        layout = expected.layout
+        block = stage.blocks.take(batch.turn, layout.nbytes)
+        spans = [(0, block.address, layout.nbytes)] if layout.nbytes else []
+        return Activation(stage.device, layout, spans, [], expected.guess(incoming), block)
+
+    def _launch(
+        self, stage: BoundStage, kernel: Any, cost: float, reads: tuple[int, int], outgoing: Activation | None
+    ) -> None:
+        stage.stream.launch(
+            kernel,
+            cost=cost,
+            label=stage.name[:31],
+            reads=[reads] if reads[1] else (),
+            writes=[(address, nbytes) for _, address, nbytes in outgoing.spans] if outgoing is not None else (),
+        )
+
+    # ---- inside kernels: what is raised here must reach the microbatch, or the device counts as failed ----
+
+    def _call(
+        self, stage: BoundStage, batch: Microbatch, address: int, incoming: Activation
+    ) -> tuple[Layout, list[Any], list[Any]] | None:
+        if batch.stopped:
+            return None
+        try:
+            layout = incoming.layout
+            memory = _memory(address, layout.nbytes)
+            inputs = (
+                _view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+            )
+            y = stage.fn(build(layout.structure, inputs, iter(incoming.values())))
+            arrays: list[Any] = []
+            plain: list[Any] = []
+            structure = flatten(y, self.is_array, arrays, plain)
+            for leaf in arrays:
+                if isinstance(leaf, Array):
+                    raise InvalidArgument(f"returned {leaf!r}; a stage of the numpy adapter returns NumPy arrays")
+            return self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays])), arrays, plain
+        except BaseException as error:  # noqa: BLE001
+            stage.report(batch, error)
+            return None
+
+    def _store(
+        self,
+        stage: BoundStage,
+        batch: Microbatch,
+        outgoing: Activation,
+        layout: Layout,
+        arrays: list[Any],
+        plain: list[Any],
+    ) -> None:
+        try:
+            if layout is not outgoing.layout and not layout.same(outgoing.layout):
+                raise InvalidArgument(
+                    f"returned {layout!r} where {outgoing.layout!r} was expected; a stage whose outputs do not follow "
+                    "from the structure and shapes of its inputs needs out="
+                )
+            memory = _memory(outgoing.keep.address, layout.nbytes)
+            for leaf, offset, spec in zip(arrays, layout.offsets, layout.specs, strict=True):
+                np.copyto(_view(memory, offset, spec), leaf)
+            outgoing.plain.extend(plain)
+        except BaseException as error:  # noqa: BLE001
+            stage.report(batch, error)
+
+    # ---- results ----
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+        layout = output.layout
+        with fetch.download(output) as memory:
+            arrays = [
+                _view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+            ]
+        return build(layout.structure, iter(arrays), iter(output.values()))
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def host_spec(leaf: Any) -> Spec:
+    """The Spec of a NumPy array. Raises InvalidArgument for one whose values are not in its bytes alone."""
+    if leaf.dtype.hasobject or leaf.dtype.names or isinstance(leaf, np.ma.MaskedArray):
+        kind = "masked array" if isinstance(leaf, np.ma.MaskedArray) else f"array of dtype {leaf.dtype}"
+        raise InvalidArgument(f"a {kind} cannot go to a device; plain numbers, bools and fixed-size bytes can")
+    return Spec(leaf.shape, _text(leaf.dtype), leaf.nbytes)
+
+
+def _text(dtype: np.dtype[Any]) -> str:
+    """The name that np.dtype() and other libraries know it by."""
+    named = dtype.kind in "biufc" or (dtype.kind == "V" and not dtype.name.startswith("void"))  # V: ml_dtypes' floats
+    return dtype.name if named and dtype.isnative else dtype.str
+
+
+def _spec_like(leaf: Any) -> Spec:
+    if isinstance(leaf, Spec):
+        return leaf
+    dtype = np.dtype(leaf.dtype)
+    shape = tuple([int(extent) for extent in leaf.shape])
+    return Spec(shape, _text(dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+
+
+def _memory(address: int, nbytes: int) -> Any:
+    """Memory of a simulated device as uint8 of shape (nbytes,)."""
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
+
+
+def _view(memory: Any, offset: int, spec: Spec) -> Any:
+    return memory[offset : offset + spec.nbytes].view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+def _modes(guess: Any) -> tuple[Any, ...]:
+    """The plain values that shapes may depend on."""
+    return tuple([value if value is None or isinstance(value, bool | str) else UNKNOWN for value in guess])
+
+
+def _passed(incoming: Activation, layout: Layout, plain: list[Any]) -> tuple[int | None, ...]:
+    """For each plain output the position of the same value at the same place of the input, if there is one."""
+    before = {path: position for position, path in enumerate(incoming.layout.paths)}
+    values = incoming.values()
+    found: list[int | None] = []
+    for path, value in zip(layout.paths, plain, strict=True):
+        position = before.get(path)
+        found.append(position if position is not None and values[position] is value else None)
+    return tuple(found)

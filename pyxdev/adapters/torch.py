@@ -1,0 +1,202 @@
+"""Torch functions and modules as stages of CUDA and HIP devices.
+
+A stage runs with torch's current device and stream set to its own. Its input lies in one of our slots, so it is good
+until the stage returns; its outputs lie in memory of torch's allocator, on the stage's stream. We hold them until that
+stream waits for whoever reads them, so the allocator cannot hand the memory out too early, and no record_stream is
+needed.
+
+Outputs are passed on without a copy if nobody else refers to their memory. Otherwise (an input returned, a view of a
+cache, the static output of a captured graph) they are cloned first, in stream order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from pyxdev._native import HOST, Array, Event, Runtime, Stream
+from pyxdev.adapters.activation import Activation, Layouts, Spec, build, flatten
+from pyxdev.adapters.adapter import Source, Stopped
+from pyxdev.adapters.numpy import host_spec
+from pyxdev.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyxdev.executor.results import Fetch
+    from pyxdev.executor.slots import Slot
+    from pyxdev.executor.stages import BoundStage
+    from pyxdev.executor.tickets import Microbatch
+
+LEGACY_STREAM = 1  # the handle that stands for torch's default stream, whose own is 0
+
+# How many tensors and other objects use a storage, the one asked included.
+_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+class TorchAdapter:
+    """See the module's docstring. Inputs may be tensors anywhere, or NumPy arrays; results are the caller's own tensors
+    on the last stage's device, ordered on his current stream."""
+
+    name = "torch"
+
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
+        self._specs: dict[tuple[Any, Any], Spec] = {}
+        self._stream: Any = None  # torch's view of the stage's stream
+        self._theirs: dict[tuple[int, int], Stream] = {}  # streams of the caller, by device and handle
+        self._ready: Event | None = None
+
+    # ---- arrays ----
+
+    def is_array(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor | np.ndarray)
+
+    def spec(self, leaf: Any) -> Spec:
+        if isinstance(leaf, np.ndarray):
+            spec = host_spec(leaf)
+            if not hasattr(torch, spec.dtype):
+                raise InvalidArgument(f"torch has no dtype for an array of {spec.dtype}")
+            return spec
+        key = (leaf.shape, leaf.dtype)
+        known = self._specs.get(key)
+        if known is None:
+            known = Spec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.numel() * leaf.itemsize)
+            self._specs[key] = known
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            raise InvalidArgument(f"a tensor of layout {leaf.layout} cannot be sent; strided ones can")
+        return known
+
+    def device(self, leaf: Any) -> int:
+        if isinstance(leaf, np.ndarray) or leaf.device.type == "cpu":
+            return HOST
+        if leaf.device.type != "cuda":
+            raise InvalidArgument(f"a tensor on {leaf.device} cannot be sent; cpu and cuda are allowed")
+        return int(leaf.device.index)
+
+    def write(self, leaf: Any, memory: Any) -> None:
+        if isinstance(leaf, np.ndarray):
+            np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
+        elif leaf.numel():
+            torch.from_numpy(memory).view(leaf.dtype).view(leaf.shape).copy_(leaf.detach())
+
+    def source(self, runtime: Runtime, leaf: Any) -> Source:
+        """Read after what the caller has queued on his current stream, which then waits for the copy."""
+        device = self.device(leaf)
+        with torch.cuda.device(device):
+            leaf = _plain(leaf.detach()).contiguous()
+        theirs = self._their_stream(runtime, device)
+        if self._ready is None:
+            self._ready = runtime.event()
+        self._ready.record(theirs)
+        return Source(device, leaf.data_ptr(), self._ready, leaf, theirs)
+
+    def _their_stream(self, runtime: Runtime, device: int) -> Stream:
+        handle = torch.cuda.current_stream(device).cuda_stream or LEGACY_STREAM
+        stream = self._theirs.get((device, handle))
+        if stream is None:
+            stream = self._theirs[device, handle] = runtime.adopt_stream(device, handle)
+        return stream
+
+    # ---- the stage ----
+
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+        views = slot.views.get(incoming.layout) or self._make_views(stage, slot, incoming)
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        try:
+            with self._current(stage):
+                # Not a name in this frame may refer to the outputs when _own() counts who does.
+                structure = flatten(self._call(stage, views, incoming), self._is_tensor, arrays, plain)
+                specs = tuple([self._own(stage, arrays, n) for n in range(len(arrays))])
+            if views.uses != _count(views.memory):
+                raise InvalidArgument("kept a tensor of its input, whose memory serves the next ones; keep a clone()")
+        except BaseException as error:
+            stage.report(batch, error)
+            raise Stopped from error
+        layout = self._layouts.of(structure, specs)
+        spans = [
+            (offset, tensor.data_ptr(), spec.nbytes)
+            for offset, tensor, spec in zip(layout.offsets, arrays, specs, strict=True)
+            if spec.nbytes
+        ]
+        return Activation(stage.device, layout, spans, plain, plain, arrays)
+
+    def _is_tensor(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor)
+
+    def _call(self, stage: BoundStage, views: Views, incoming: Activation) -> Any:
+        # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.
+        inputs = [view.detach() for view in views.tensors]
+        return stage.fn(build(incoming.layout.structure, iter(inputs), iter(incoming.values())))
+
+    def _own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
+        """Makes output n a dense tensor that only we refer to."""
+        arrays[n] = _plain(arrays[n].detach())
+        spec = self.spec(arrays[n])
+        if self.device(arrays[n]) != stage.device:
+            raise InvalidArgument(
+                f"returned a tensor on {arrays[n].device}; its own device, number {stage.device}, is allowed"
+            )
+        if not arrays[n].is_contiguous():
+            arrays[n] = arrays[n].contiguous()
+        elif _count(arrays[n]) != 1:
+            arrays[n] = arrays[n].clone()
+        return spec
+
+    def _current(self, stage: BoundStage) -> AbstractContextManager[Any]:
+        if self._stream is None:
+            external: Any = torch.cuda.ExternalStream
+            self._stream = external(stage.stream.handle, device=stage.device)
+        return torch.cuda.stream(self._stream)
+
+    def _make_views(self, stage: BoundStage, slot: Slot, incoming: Activation) -> Views:
+        layout = incoming.layout
+        with self._current(stage):
+            memory = Array(stage.runtime, stage.device, slot.address, (layout.nbytes,), "uint8", owner=slot.buffer)
+            views = slot.views[layout] = Views(from_dlpack(memory), layout.offsets, layout.specs)
+        return views
+
+    # ---- results ----
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+        """Clones, so that the memory belongs to the caller's stream, as torch's allocator sees it."""
+        tensors = [tensor.clone() for tensor in output.keep]
+        if tensors:
+            released = stage.reader_event()
+            released.record(self._their_stream(stage.runtime, stage.device))
+            stage.hold(released, output.keep)
+        return build(output.layout.structure, iter(tensors), iter(output.values()))
+
+    def close(self) -> None:
+        for stream in self._theirs.values():
+            stream.close()
+        if self._ready is not None:
+            self._ready.close()
+
+
+class Views:
+    """The tensors that a layout makes of a slot's memory, and how many things use that memory then."""
+
+    __slots__ = ("memory", "tensors", "uses")
+
+    def __init__(self, memory: Any, offsets: tuple[int, ...], specs: tuple[Spec, ...]) -> None:
+        self.memory = memory
+        self.tensors = [
+            memory[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).view(spec.shape).detach()
+            for offset, spec in zip(offsets, specs, strict=True)
+        ]
+        self.uses = _count(memory)
+
+
+def _count(tensor: Any) -> int:
+    """How many tensors share the memory. 0 where this torch cannot tell."""
+    return _uses(tensor.untyped_storage()._cdata) - 1 if _uses is not None else 0
+
+
+def _plain(tensor: Any) -> Any:
+    """Without the lazy conjugation and negation of complex tensors, which copies of bytes would lose."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
