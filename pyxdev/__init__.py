@@ -4,6 +4,7 @@ from pyxdev import errors
 from pyxdev._native import HOST, Array, Buffer, Event, Link, Ring, Runtime, Stream, Throttle
 from pyxdev.backends import open
 from pyxdev.errors import Error
+from pyxdev.executor import Executor, Stage, Ticket
 from pyxdev.loader.loader import load
 from pyxdev.loader.weights import Weights
 
@@ -13,11 +14,14 @@ __all__ = [
     "Buffer",
     "Error",
     "Event",
+    "Executor",
     "Link",
     "Ring",
     "Runtime",
+    "Stage",
     "Stream",
     "Throttle",
+    "Ticket",
     "Weights",
     "errors",
     "load",

@@ -1,0 +1,408 @@
+"""The pipeline: microbatches in, results out, in order, with a bounded number in flight."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from pyxdev import adapters
+from pyxdev._native import Runtime, Stream
+from pyxdev.adapters import Activation, Layouts, Stopped
+from pyxdev.backends import open as open_backend
+from pyxdev.errors import Cancelled, Closed, DeviceFault, Error, InvalidArgument, StageInterrupted
+from pyxdev.executor import plan as planning
+from pyxdev.executor.inputs import Inputs
+from pyxdev.executor.links import Links
+from pyxdev.executor.locks import Guests, Order
+from pyxdev.executor.plan import Plan, Stage
+from pyxdev.executor.progress import with_progress
+from pyxdev.executor.results import Fetch
+from pyxdev.executor.slots import Events, Leaving, Slot
+from pyxdev.executor.stages import BoundStage, Hop
+from pyxdev.executor.tickets import Epoch, Microbatch, Ticket
+from pyxdev.settings import Settings, resolve
+
+log = logging.getLogger("pyxdev")
+
+PATIENCE = 30.0  # seconds, of the runtime's clock, that close() gives work in flight
+GLANCE = 0.25  # seconds after which a blocked submit looks whether the executor was closed
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What has happened so far. Times are seconds on the runtime's clock."""
+
+    submitted: int
+    in_flight: int
+    blocked: dict[str, float]  # the host's time in "admit" (the bound of microbatches in flight) and in "result"
+
+
+class Executor:
+    """Runs stages as a pipeline over devices.
+
+    devices: ordinals, one for each stage, or fewer, which neighbouring stages then share. A device may be named twice.
+    stages: callables or Stages; the output of each is the input of the next.
+    in_flight: microbatches between submit() and the end of the last stage; "auto": twice the number of stages.
+    depth: slots of each hop; "auto": 4, fewer where memory is short.
+    adapter: what arrays are to the stages: "numpy" (simulated devices), "torch", "raw" (pyxdev Arrays), or "auto".
+    runtime: a runtime that stays yours; without one the executor opens its own, for `backend` and `machine`.
+    host_stage, gate, tile_mb, force_sync: see the settings; what is not given comes from the runtime or the
+        environment.
+
+    Any thread may submit and wait. Close it, or use it in a with statement.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[int],
+        stages: Iterable[Callable[..., Any] | Stage],
+        *,
+        in_flight: int | str = "auto",
+        depth: int | str = "auto",
+        adapter: str = "auto",
+        runtime: Runtime | None = None,
+        backend: str | None = None,
+        machine: Mapping[str, Any] | str | None = None,
+        host_stage: object = None,
+        gate: object = None,
+        tile_mb: object = None,
+        force_sync: object = None,
+    ) -> None:
+        self._order = Order()
+        self._guests = Guests()
+        self._closed = False
+        self._fault: DeviceFault | None = None
+        self._epoch = Epoch()
+        self._submitted = 0
+        self._turn = 0
+        self._blocked_in_result = 0.0
+        declared = planning.check_stages(stages)
+        self._limit = planning.bound(in_flight, "in_flight", planning.automatic_in_flight(len(declared)))
+        self._depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, self._limit))
+        changed = {"host_stage": host_stage, "gate": gate, "tile_mb": tile_mb}
+        with ExitStack() as stack:
+            if runtime is None:
+                settings = resolve({"backend": backend, "force_sync": force_sync, **changed})
+                runtime = stack.enter_context(open_backend(settings=settings, machine=machine))
+            else:
+                settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
+            self._runtime = runtime
+            self._build(stack, settings, devices, declared, depth == "auto", adapter)
+            stack.callback(_drain, runtime, [self._inputs.stream, *(stage.stream for stage in self._stages)])
+            # Nothing in it refers to the executor, so it is also closed when the executor is collected, and before the
+            # interpreter takes modules apart.
+            self._closing = weakref.finalize(self, stack.pop_all().close)
+
+    def _build(
+        self,
+        stack: ExitStack,
+        settings: Settings,
+        devices: Iterable[int],
+        declared: list[Stage],
+        shrinks: bool,
+        adapter: str,
+    ) -> None:
+        runtime = self._runtime
+        count, backend = runtime.device_count, runtime.backend
+        ordinals = planning.check_ordinals(devices, count, backend)
+        placed = [
+            planning.check_ordinal(device, f"the device of stage {n}", count, backend)
+            for n, device in enumerate(planning.place(ordinals, declared))
+        ]
+        functions = [stage.fn for stage in declared]
+        names = [adapters.choose(stage.adapter or adapter, runtime, functions) for stage in declared]
+        layouts = Layouts()
+        self._leaving = stack.enter_context(closing(Leaving(self._limit)))
+        self._ends = stack.enter_context(closing(Events(runtime)))
+        self._stages = [
+            stack.enter_context(
+                closing(
+                    BoundStage(
+                        runtime, stage, n, device, self._depth, shrinks, adapters.make(name, layouts), self._leaving
+                    )
+                )
+            )
+            for n, (stage, device, name) in enumerate(zip(declared, placed, names, strict=True))
+        ]
+        self._first, self._last = self._stages[0], self._stages[-1]
+        self._links = stack.enter_context(closing(Links(runtime, settings)))
+        self._hops = [
+            Hop(self._links.between(producer.device, consumer.device), producer, consumer)
+            for producer, consumer in zip(self._stages, self._stages[1:], strict=False)
+        ]
+        self._inputs = stack.enter_context(
+            closing(Inputs(runtime, self._first, self._last, layouts, self._limit, self._links))
+        )
+        self._fetch = stack.enter_context(closing(Fetch(runtime, self._last.device)))
+        self._throttle = stack.enter_context(closing(runtime.throttle(self._limit)))
+
+    # ---- submitting ----
+
+    def submit(self, x: Any) -> Ticket:
+        """Queues one microbatch on all stages and returns at once, unless in_flight others are on their way.
+
+        x: arrays and plain values in nested tuples, lists and dicts; a Ticket stands for its result, which then goes
+        from device to device without the host. What a stage raises, the ticket's result() raises; until it has, later
+        microbatches are cancelled.
+
+        Raises InvalidArgument for what cannot be sent, Cancelled for a ticket without a result, DeviceFault once a
+        device has failed, Closed.
+        """
+        with self._order:
+            self._check()
+            source = self._inputs.read(x, self)
+            if self._epoch.over:
+                self._epoch = Epoch()
+            self._raise_interrupt()
+            if self._epoch.failed is not None:
+                batch = Microbatch(self._submitted, -1, self._epoch, self._ends)
+                self._submitted += 1
+                return Ticket(self, batch)
+            batch = self._admit()
+            self._enqueue(batch, source)
+            self._raise_interrupt()
+            return Ticket(self, batch)
+
+    def _admit(self) -> Microbatch:
+        """Waits for a place among those in flight."""
+        try:
+            while not self._throttle.admit(GLANCE):
+                self._check()
+            batch = Microbatch(self._submitted, self._turn, self._epoch, self._ends)
+            self._submitted += 1
+            self._turn += 1
+        except BaseException as error:
+            self._throttle.withdraw()
+            if isinstance(error, DeviceFault):
+                self._fault = error
+            raise
+        return batch
+
+    def _enqueue(self, batch: Microbatch, source: Activation) -> None:
+        """The whole way of a microbatch."""
+        stage = self._first
+        try:
+            self._leaving.sweep(batch.turn)
+            slot = self._inputs.send(batch, source)
+            activation = stage.run(batch, slot, source)
+            for hop in self._hops:
+                stage = hop.consumer
+                slot = hop.send(batch, activation)
+                activation = stage.run(batch, slot, activation)
+            batch.end.record(stage.stream)
+            activation.ready = batch.end
+            batch.output = activation
+            self._throttle.retire(stage.stream)
+        except Stopped:
+            self._leave_early(batch, stage, slot)
+        except BaseException as error:
+            self._recover(batch, stage, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _leave_early(self, batch: Microbatch, stage: BoundStage, slot: Slot) -> None:
+        """A stage raised. What it and those before it have queued is covered by events as ever."""
+        try:
+            slot.free.record(stage.stream)
+            batch.end.record(stage.stream)
+            self._throttle.retire(stage.stream)
+        except BaseException as error:
+            self._recover(batch, stage, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _recover(self, batch: Microbatch, stage: BoundStage, error: BaseException) -> None:
+        """Something other than a stage failed half way, so that no event tells what is still running: the host waits
+        for all of it. Where that fails too, the executor is of no more use."""
+        resting = False
+        fault = error if isinstance(error, DeviceFault) else None
+        try:
+            if fault is None:
+                self._rest()
+                resting = True
+        except Error as second:
+            fault = second if isinstance(second, DeviceFault) else DeviceFault(f"{second} (after: {error})")
+        finally:
+            if not resting:
+                self._fault = fault or DeviceFault(f"interrupted while cleaning up after: {error!r}")
+            self._throttle.withdraw()
+        error.add_note(f"in stage {stage.index} ({stage.name}), microbatch {batch.index}")
+        batch.fail(error if isinstance(error, Exception) else Cancelled(f"microbatch {batch.index}: interrupted"))
+        if not isinstance(error, Exception):
+            self._epoch = Epoch()  # raised by submit() itself
+
+    def _rest(self) -> None:
+        """Waits until nothing of this executor is running."""
+        events = [event for stage in self._stages for slot in stage.slots.ring for event in (slot.arrived, slot.free)]
+        for thing in (self._inputs.stream, *(stage.stream for stage in self._stages)):
+            if not thing.synchronize(PATIENCE):
+                raise DeviceFault(f"device {thing.device} did not come to rest in {PATIENCE:g} s")
+        for event in events:
+            if not event.wait(PATIENCE):
+                raise DeviceFault(f"device {event.device} did not come to rest in {PATIENCE:g} s")
+
+    def map(self, inputs: Iterable[Any], progress: bool = False) -> Iterator[Any]:
+        """The results of all inputs, in order. Lazy: no input is taken before a result is asked for, and never more
+        than in_flight beyond the results given. The first error is raised in its place."""
+        self._check()
+        results = self._map(inputs)
+        return with_progress(results, inputs) if progress else results
+
+    def _map(self, inputs: Iterable[Any]) -> Iterator[Any]:
+        waiting: deque[Ticket] = deque()
+        for x in inputs:
+            waiting.append(self.submit(x))
+            if len(waiting) == self._limit:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    # ---- what tickets ask ----
+
+    def is_over(self, batch: Microbatch) -> bool:
+        """Whether result_of() would return or raise at once."""
+        with self._guests:
+            if batch.cancelled or self._closed or self._fault is not None or batch.outcome() is not None:
+                return True
+            try:
+                return batch.end.done()
+            except DeviceFault as error:
+                self._fault = error
+                return True
+
+    def result_of(self, batch: Microbatch, timeout: float | None) -> Any:
+        """See Ticket.result()."""
+        if timeout is not None and not timeout >= 0:
+            raise InvalidArgument(f"timeout is {timeout!r}; seconds from 0 up, or None for no limit, are allowed")
+        with self._guests:
+            self._check()
+            error = self._reason(batch)
+            if error is None:
+                self._wait(batch, timeout)
+                error = self._reason(batch)
+            if error is None:
+                assert batch.output is not None  # no error, so the last stage has set it
+                return self._last.adapter.result(self._last, self._fetch, batch.output)
+        if self._epoch.failed is batch:
+            self._epoch = Epoch()
+        raise error
+
+    def _wait(self, batch: Microbatch, timeout: float | None) -> None:
+        """Until the device is through with a microbatch."""
+        begin = self._runtime.clock()
+        try:
+            while not batch.end.wait(
+                GLANCE if timeout is None else min(GLANCE, max(0.0, begin + timeout - self._runtime.clock()))
+            ):
+                self._check()
+                if timeout is not None and self._runtime.clock() >= begin + timeout:
+                    raise TimeoutError(f"microbatch {batch.index} is not through after {timeout:g} s")
+        except DeviceFault as fault:
+            self._fault = fault
+            self._check()
+        finally:
+            self._blocked_in_result += self._runtime.clock() - begin
+
+    def _reason(self, batch: Microbatch) -> BaseException | None:
+        return Cancelled(f"microbatch {batch.index}: cancelled") if batch.cancelled else batch.outcome()
+
+    # ---- the rest ----
+
+    def plan(self) -> Plan:
+        """Devices, links and memory as they are now."""
+        memory: dict[int, int] = {}
+        for stage in self._stages:
+            memory[stage.device] = memory.get(stage.device, 0) + stage.slots.nbytes + stage.blocks.nbytes
+        links = self._links.plan()
+        return Plan(
+            stages=tuple(stage.plan() for stage in self._stages),
+            links=links,
+            in_flight=self._limit,
+            depth=self._depth,
+            pinned=sum(link.pinned for link in links) + self._inputs.pinned_bytes + self._fetch.pinned_bytes,
+            memory=memory,
+        )
+
+    def stats(self) -> Stats:
+        """What has happened so far."""
+        self._check()
+        blocked = {"admit": self._throttle.blocked, "result": self._blocked_in_result}
+        return Stats(self._submitted, self._throttle.in_flight, blocked)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime it runs on."""
+        return self._runtime
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Waits until what is in flight is through, for 30 s at most, and gives everything back. Results not taken are
+        lost. Closing twice is harmless."""
+        self._closed = True  # whoever is blocked sees it and leaves
+        with self._order:
+            self._guests.wait_until_gone()
+            self._closing()
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closing", None) is not None and self._closing.alive:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        devices = [stage.device for stage in self._stages]
+        return f"<pyxdev.Executor of {len(devices)} stages on devices {devices}{', closed' if self._closed else ''}>"
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the executor is closed")
+        if self._fault is not None:
+            fault = self._fault
+            raise DeviceFault(str(fault), status="DEVICE_FAULT", code=fault.code, operation=fault.operation) from fault
+
+    def _raise_interrupt(self) -> None:
+        """Ctrl-C that hit a stage is raised by whatever comes next."""
+        failed = self._epoch.failed
+        if failed is not None and isinstance(failed.error, StageInterrupted):
+            self._epoch = Epoch()
+            raise failed.error
+
+
+def _changed(runtime: Runtime, changed: Mapping[str, object], **fixed: object) -> Settings:
+    """The settings of a runtime that is open already, with this executor's arguments."""
+    for name, value in fixed.items():
+        if value is not None:
+            raise InvalidArgument(f"{name} is {value!r}, but it belongs to the runtime, which is open already")
+    settings = getattr(runtime, "settings", None) or resolve({})
+    wanted = resolve(changed)
+    given = {name: getattr(wanted, name) for name, value in changed.items() if value is not None}
+    return replace(settings, **given)
+
+
+def _drain(runtime: Runtime, streams: list[Stream]) -> None:
+    """Waits for the streams, PATIENCE altogether."""
+    try:
+        end = runtime.clock() + PATIENCE
+        for stream in streams:
+            if not stream.synchronize(max(0.0, end - runtime.clock())):
+                log.error(
+                    "device %d is still at work %g s after close(); its memory is freed all the same",
+                    stream.device,
+                    PATIENCE,
+                )
+    except Error as error:
+        log.debug("closing without waiting: %s", error)

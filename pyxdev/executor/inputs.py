@@ -1,0 +1,202 @@
+"""From submit() into the first stage's slot: host arrays through page-locked memory, the rest by links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
+from pyxdev.adapters import Source
+from pyxdev.adapters.activation import Activation, Layouts, build, flatten
+from pyxdev.errors import Cancelled, InvalidArgument
+from pyxdev.executor.links import Links
+from pyxdev.executor.slots import Slot
+from pyxdev.executor.stages import BoundStage, send
+from pyxdev.executor.tickets import Microbatch, Ticket
+
+
+class Later:
+    """A plain value of an earlier microbatch, which may not be there yet."""
+
+    __slots__ = ("activation", "position")
+
+    def __init__(self, activation: Activation, position: int) -> None:
+        self.activation = activation
+        self.position = position
+
+
+class Piece:
+    """An array of an earlier microbatch's result, on the last stage's device."""
+
+    __slots__ = ("activation", "position")
+
+    def __init__(self, activation: Activation, position: int) -> None:
+        self.activation = activation
+        self.position = position
+
+
+class Gathered(Activation):
+    """An input made of several sources."""
+
+    __slots__ = ()
+
+    def values(self) -> list[Any]:
+        return [leaf.activation.values()[leaf.position] if type(leaf) is Later else leaf for leaf in self.plain]
+
+
+class Pinned:
+    """Page-locked memory for one microbatch's input."""
+
+    __slots__ = ("address", "buffer", "memory", "nbytes")
+
+    def __init__(self) -> None:
+        self.buffer: Buffer | None = None
+        self.memory: Any = None  # uint8, of shape (nbytes,)
+        self.address = 0
+        self.nbytes = 0
+
+    def close(self) -> None:
+        self.memory = None
+        if self.buffer is not None:
+            self.buffer.close()
+
+
+class Inputs:
+    """Brings inputs to the first stage."""
+
+    def __init__(
+        self, runtime: Runtime, stage: BoundStage, last: BoundStage, layouts: Layouts, in_flight: int,
+        links: Links,
+    ) -> None:  # fmt: skip
+        self._runtime = runtime
+        self._stage = stage
+        self._last = last
+        self._layouts = layouts
+        self._links = links
+        self._adapter = stage.adapter
+        self._checked = runtime.backend == "sim"  # host access to page-locked memory is looked at
+        self._pinned = [Pinned() for _ in range(in_flight)]
+        self.stream: Stream = runtime.stream(stage.device)
+        self._joined: Event = runtime.event()
+
+    # ---- before admission: what x is, and whether it can be sent; nothing is changed ----
+
+    def read(self, x: Any, executor: Any) -> Activation:
+        """x as an activation whose arrays are still where they were. Raises InvalidArgument, or Cancelled for a ticket
+        without a result."""
+        if type(x) is Ticket:
+            return self._output(x, executor)
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        structure = flatten(x, self._is_array, arrays, plain)
+        if any(type(leaf) is Ticket for leaf in arrays):
+            expanded = [self._expand(leaf, executor) if type(leaf) is Ticket else leaf for leaf in arrays]
+            x = build(structure, iter(expanded), iter(plain))
+            arrays, plain = [], []
+            structure = flatten(x, self._is_array, arrays, plain)
+        specs = tuple([self._spec(leaf) for leaf in arrays])
+        guess = [leaf.activation.guess[leaf.position] if type(leaf) is Later else leaf for leaf in plain]
+        return Gathered(self._stage.device, self._layouts.of(structure, specs), [], plain, guess, arrays)
+
+    def _is_array(self, leaf: Any) -> bool:
+        return type(leaf) in (Ticket, Piece) or self._adapter.is_array(leaf)
+
+    def _spec(self, leaf: Any) -> Any:
+        return leaf.activation.layout.specs[leaf.position] if type(leaf) is Piece else self._adapter.spec(leaf)
+
+    def _output(self, ticket: Ticket, executor: Any) -> Activation:
+        batch = ticket._batch
+        if ticket._executor is not executor:
+            raise InvalidArgument(f"{ticket!r} belongs to another executor; take its result()")
+        error = Cancelled(f"microbatch {batch.index}: cancelled") if batch.cancelled else batch.outcome()
+        if error is not None or batch.output is None:
+            raise Cancelled(f"{ticket!r} has no result to go on with: {error}") from error
+        return batch.output
+
+    def _expand(self, ticket: Ticket, executor: Any) -> Any:
+        output = self._output(ticket, executor)
+        pieces = [Piece(output, n) for n in range(len(output.layout.specs))]
+        plain = [Later(output, n) for n in range(len(output.layout.paths))]
+        return build(output.layout.structure, iter(pieces), iter(plain))
+
+    # ---- after admission ----
+
+    def send(self, batch: Microbatch, source: Activation) -> Slot:
+        """Queues the copies into the first stage's slot of this turn."""
+        slot = self._stage.slots.take(batch.turn, source.layout.nbytes)
+        if type(source) is not Gathered:
+            released = self._last.reader_event()
+            send(self._links.between(source.device, self._stage.device), source, slot, released)
+            self._last.hold(released, source.keep)
+            return slot
+        host = []
+        copied = False
+        for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
+            if type(leaf) is not Piece and self._adapter.device(leaf) == HOST:
+                host.append((leaf, offset, spec.nbytes))
+            else:
+                self._copy(leaf, slot, offset, spec.nbytes)
+                copied = True
+        for leaf in source.plain:
+            if type(leaf) is Later:
+                self.stream.wait(leaf.activation.ready)
+        if host:
+            ranges = [(offset, nbytes) for _, offset, nbytes in host] if copied else [(0, source.layout.nbytes)]
+            self._upload(batch.turn, slot, host, ranges)
+        slot.arrived.record(self.stream)
+        return slot
+
+    def _copy(self, leaf: Any, slot: Slot, offset: int, nbytes: int) -> None:
+        """One array that lies on a device. The upload stream waits for it, so that `arrived` says all are there."""
+        source = self._piece(leaf) if type(leaf) is Piece else self._adapter.source(self._runtime, leaf)
+        owner = self._last if type(leaf) is Piece else self._stage
+        released = owner.reader_event()
+        self._links.between(source.device, self._stage.device).copy(
+            slot.address + offset, source.address, nbytes,
+            source_ready=source.ready, dest_free=slot.free, released=released, arrived=self._joined,
+        )  # fmt: skip
+        self.stream.wait(self._joined)
+        if source.stream is not None:
+            source.stream.wait(released)
+        owner.hold(released, source.keep)
+
+    def _piece(self, leaf: Piece) -> Source:
+        output = leaf.activation
+        offset = output.layout.offsets[leaf.position]
+        address = next((at + offset - begin for begin, at, size in output.spans if begin <= offset < begin + size), 0)
+        return Source(output.device, address, output.ready, output.keep, None)
+
+    def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:
+        pinned = self._pinned_memory(turn, max(offset + nbytes for offset, nbytes in ranges))
+        for leaf, offset, nbytes in leaves:
+            self._adapter.write(leaf, pinned.memory[offset : offset + nbytes])
+        self.stream.wait(slot.free)
+        for offset, nbytes in ranges:
+            self.stream.copy(
+                slot.address + offset, pinned.address + offset, nbytes, dst_device=self._stage.device, src_device=HOST
+            )
+
+    def _pinned_memory(self, turn: int, nbytes: int) -> Pinned:
+        """That of this turn. The microbatch that used it last has left, or this one would not have been admitted."""
+        pinned = self._pinned[turn % len(self._pinned)]
+        if pinned.memory is None or pinned.nbytes < nbytes:
+            room = max(nbytes, pinned.nbytes + pinned.nbytes // 2)
+            pinned.close()
+            pinned.nbytes = 0
+            pinned.buffer = self._runtime.buffer(HOST, room)
+            pinned.address, pinned.nbytes = pinned.buffer.address, room
+            pinned.memory = np.frombuffer(memoryview(pinned.buffer), np.uint8)
+        if self._checked:
+            self._runtime.host_access(pinned.address, nbytes, write=True)
+        return pinned
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(pinned.nbytes for pinned in self._pinned)
+
+    def close(self) -> None:
+        for pinned in self._pinned:
+            pinned.close()
+        self.stream.close()
+        self._joined.close()

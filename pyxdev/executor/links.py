@@ -1,0 +1,40 @@
+"""The links of an executor, by ordered pair of devices."""
+
+from __future__ import annotations
+
+from pyxdev import topology
+from pyxdev._native import Link, Runtime
+from pyxdev.executor.plan import LinkPlan
+from pyxdev.settings import Settings
+from pyxdev.topology import Pair
+
+
+class Links:
+    """Opens a link when a pair is first asked for."""
+
+    def __init__(self, runtime: Runtime, settings: Settings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._open: dict[tuple[int, int], tuple[Link, Pair]] = {}
+
+    def between(self, src: int, dst: int) -> Link:
+        """Raises NoPeerAccess where direct copies are asked for and not possible."""
+        known = self._open.get((src, dst))
+        if known is not None:
+            return known[0]
+        pair = topology.choose(self._runtime, src, dst, self._settings.host_stage)
+        link = self._runtime.link(
+            src, dst, path=pair.path, tile_bytes=self._settings.tile_bytes, gate=self._settings.gate
+        )
+        self._open[src, dst] = link, pair
+        return link
+
+    def plan(self) -> tuple[LinkPlan, ...]:
+        return tuple(
+            LinkPlan(src, dst, pair.path, pair.why, 0 if link.closed else link.pinned_bytes)
+            for (src, dst), (link, pair) in self._open.items()
+        )
+
+    def close(self) -> None:
+        for link, _ in self._open.values():
+            link.close()

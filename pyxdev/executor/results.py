@@ -1,0 +1,69 @@
+"""From the last stage's memory to whoever asked for the result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pyxdev._native import HOST, Array, Buffer, Runtime, Stream
+from pyxdev.adapters import Activation
+from pyxdev.adapters.activation import Spec
+
+
+class Fetch:
+    """Copies outputs of the last stage, which are complete, to the host. One at a time; any thread."""
+
+    def __init__(self, runtime: Runtime, device: int) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._lock = threading.Lock()
+        self._buffer: Buffer | None = None
+        self.stream: Stream = runtime.stream(device)
+
+    @contextmanager
+    def download(self, output: Activation) -> Iterator[Any]:
+        """The bytes of an activation as uint8 of shape (layout.nbytes,), valid inside the with."""
+        nbytes = output.layout.nbytes
+        with self._lock:
+            buffer = self._room(nbytes)
+            self.stream.wait(output.ready)
+            for offset, address, size in output.spans:
+                self.stream.copy(buffer.address + offset, address, size, dst_device=HOST, src_device=self._device)
+            self.stream.synchronize()
+            self._runtime.host_access(buffer.address, nbytes, write=False)
+            memory = np.frombuffer(memoryview(buffer), np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
+            try:
+                yield memory
+            finally:
+                del memory
+
+    def copy(self, address: int, spec: Spec) -> Array:
+        """An array of the last stage's device, copied into memory of its own."""
+        buffer = self._runtime.buffer(self._device, spec.nbytes, managed=True)
+        with self._lock:
+            self.stream.copy(buffer.address, address, spec.nbytes, dst_device=self._device, src_device=self._device)
+            self.stream.synchronize()
+        return Array(
+            self._runtime, self._device, buffer.address, spec.shape, spec.dtype, nbytes=spec.nbytes, owner=buffer
+        )
+
+    def _room(self, nbytes: int) -> Buffer:
+        if self._buffer is None or self._buffer.nbytes < nbytes:
+            if self._buffer is not None:
+                self._buffer.close()
+                self._buffer = None
+            self._buffer = self._runtime.buffer(HOST, nbytes)
+        return self._buffer
+
+    @property
+    def pinned_bytes(self) -> int:
+        return 0 if self._buffer is None else self._buffer.nbytes
+
+    def close(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+        self.stream.close()

@@ -1,0 +1,204 @@
+"""Memory of a stage: slots that its inputs arrive in, blocks that its outputs are written to.
+
+A slot is used by every depth-th microbatch, in stream order; a block by one activation at a time, until nothing that
+can still read it is left. Both keep their memory for the next microbatch, so that none is allocated after warm-up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from pyxdev._native import Buffer, Event, Runtime
+from pyxdev.errors import OutOfMemory
+
+log = logging.getLogger("pyxdev")
+
+
+class Leaving:
+    """Buffers that were replaced by larger ones, until the microbatches that used them have left the executor."""
+
+    def __init__(self, in_flight: int) -> None:
+        self._in_flight = in_flight
+        self._buffers: deque[tuple[int, Buffer]] = deque()
+
+    def add(self, buffer: Buffer, turn: int) -> None:
+        """buffer was used by microbatches before this turn."""
+        self._buffers.append((turn, buffer))
+
+    def sweep(self, turn: int) -> None:
+        """Microbatch `turn` has been admitted, so those up to turn - in_flight have left."""
+        while self._buffers and self._buffers[0][0] + self._in_flight <= turn:
+            self._buffers.popleft()[1].close()
+
+    def close(self) -> None:
+        while self._buffers:
+            self._buffers.popleft()[1].close()
+
+
+class Events:
+    """Events that are taken for a microbatch and come back when nobody can wait for it any more."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._free: list[Event] = []
+        self._all: list[Event] = []
+
+    def take(self) -> Event:
+        try:  # two threads may be here
+            return self._free.pop()
+        except IndexError:
+            pass
+        event = self._runtime.event()
+        self._all.append(event)
+        return event
+
+    def give_back(self, event: Event) -> None:
+        self._free.append(event)
+
+    def close(self) -> None:
+        for event in self._all:
+            event.close()
+
+
+class Slot:
+    """Device memory for one input of a stage.
+
+    arrived: recorded by whoever filled it. free: recorded by the stage when it is done with it, which is also when its
+    outputs are there.
+    """
+
+    __slots__ = ("address", "arrived", "buffer", "free", "nbytes", "views")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.buffer: Buffer | None = None
+        self.address = 0
+        self.nbytes = 0
+        self.arrived: Event = runtime.event()
+        self.free: Event = runtime.event()
+        self.views: dict[Any, Any] = {}  # what the adapter made of the memory, by layout
+
+
+class Slots:
+    """The slots of one stage's inputs, used in turn."""
+
+    def __init__(self, runtime: Runtime, device: int, depth: int, shrinks: bool, leaving: Leaving) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._shrinks = shrinks
+        self._leaving = leaving
+        self.ring = [Slot(runtime) for _ in range(depth)]
+
+    def take(self, turn: int, nbytes: int) -> Slot:
+        """The slot of this turn, with room for nbytes.
+
+        Raises OutOfMemory, with the depth that fits, unless the depth was chosen automatically and may shrink.
+        """
+        slot = self.ring[turn % len(self.ring)]
+        while slot.nbytes < nbytes:
+            try:
+                self._grow(slot, turn, nbytes)
+            except OutOfMemory as error:
+                if not self._shrinks or len(self.ring) == 1:
+                    raise self._too_deep(nbytes, error) from error
+                self._give_up(slot, turn, nbytes)
+                slot = self.ring[turn % len(self.ring)]
+        return slot
+
+    def _grow(self, slot: Slot, turn: int, nbytes: int) -> None:
+        try:
+            buffer = self._runtime.buffer(self._device, max(nbytes, slot.nbytes + slot.nbytes // 2))
+        except OutOfMemory:
+            buffer = self._runtime.buffer(self._device, nbytes)
+        if slot.buffer is not None:
+            self._leaving.add(slot.buffer, turn)
+        slot.views.clear()
+        slot.buffer, slot.address, slot.nbytes = buffer, buffer.address, buffer.nbytes
+
+    def _give_up(self, slot: Slot, turn: int, nbytes: int) -> None:
+        self.ring.remove(slot)
+        if slot.buffer is not None:
+            self._leaving.add(slot.buffer, turn)
+        log.warning(
+            "device %d has no room for another slot of %d bytes: %d instead of %d in use",
+            self._device, nbytes, len(self.ring), len(self.ring) + 1,
+        )  # fmt: skip
+
+    def _too_deep(self, nbytes: int, error: OutOfMemory) -> OutOfMemory:
+        fits = sum(slot.nbytes >= nbytes for slot in self.ring)
+        advice = f"depth {fits} fits" if fits else "no depth fits"
+        return OutOfMemory(
+            f"device {self._device}: {len(self.ring)} slots of {nbytes} bytes are needed, {fits} could be had; "
+            f"{advice} ({error})",
+            status=error.status, code=error.code, operation=error.operation,
+        )  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.nbytes for slot in self.ring)
+
+    def close(self) -> None:
+        for slot in self.ring:
+            slot.views.clear()
+            if slot.buffer is not None:
+                slot.buffer.close()
+            slot.arrived.close()
+            slot.free.close()
+
+
+class Block:
+    """A lease of device memory: when nothing refers to it any more, its memory serves the next one."""
+
+    __slots__ = ("_blocks", "address", "buffer")
+
+    def __init__(self, blocks: Blocks, buffer: Buffer) -> None:
+        self._blocks = blocks
+        self.buffer = buffer
+        self.address: int = buffer.address
+
+    def __del__(self) -> None:
+        self._blocks.give_back(self.buffer)
+
+
+class Blocks:
+    """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
+    that reader, so memory that comes back may be written by the stage's stream at once."""
+
+    def __init__(self, runtime: Runtime, device: int, leaving: Leaving) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._leaving = leaving
+        self._free: list[Buffer] = []
+        self._lent: set[Buffer] = set()
+        self._closed = False
+
+    def take(self, turn: int, nbytes: int) -> Block:
+        """A block of at least nbytes for microbatch `turn`."""
+        for index in range(len(self._free) - 1, -1, -1):
+            if self._free[index].nbytes >= nbytes:
+                buffer = self._free.pop(index)
+                break
+        else:
+            while self._free:  # too small for what comes now
+                self._leaving.add(self._free.pop(), turn)
+            buffer = self._runtime.buffer(self._device, nbytes)
+        self._lent.add(buffer)
+        return Block(self, buffer)
+
+    def give_back(self, buffer: Buffer) -> None:
+        if not self._closed:
+            self._lent.discard(buffer)
+            self._free.append(buffer)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in [*self._free, *self._lent])
+
+    def close(self) -> None:
+        """Blocks still in somebody's hands lose their memory too."""
+        self._closed = True
+        for buffer in [*self._free, *self._lent]:
+            buffer.close()
+        self._free.clear()
+        self._lent.clear()

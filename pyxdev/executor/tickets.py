@@ -1,0 +1,126 @@
+"""What becomes of a microbatch: its result, or the first error; and what an error does to the microbatches after it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pyxdev._native import Event
+from pyxdev.adapters import Activation
+from pyxdev.errors import Cancelled, StageError, StageInterrupted
+from pyxdev.executor.slots import Events
+
+if TYPE_CHECKING:
+    from pyxdev.executor.executor import Executor
+
+
+class Epoch:
+    """The microbatches from one delivered error to the next. The first that fails cancels those after it."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        self.failed: Microbatch | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the ticket of the failed microbatch is gone, so that nobody can ask for its error any more."""
+        return self.failed is not None and self.failed.ticket is not None and self.failed.ticket() is None
+
+
+class Microbatch:
+    """One input on its way. index: its place in the order of submission. turn: counts those that were admitted.
+
+    Kernels that run later than they are submitted look at `stopped` first and report with fail().
+    """
+
+    __slots__ = ("_ends", "cancelled", "end", "epoch", "error", "index", "output", "ticket", "turn")
+
+    def __init__(self, index: int, turn: int, epoch: Epoch, ends: Events) -> None:
+        self.index = index
+        self.turn = turn
+        self.epoch = epoch
+        self.end: Event = ends.take()  # recorded at the end of the last stage
+        self._ends = ends  # where the event goes when nobody can wait for it any more
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.output: Activation | None = None
+        self.ticket: weakref.ref[Ticket] | None = None
+
+    def __del__(self) -> None:
+        self._ends.give_back(self.end)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has failed, or one before it has."""
+        failed = self.epoch.failed
+        return failed is not None and failed.index <= self.index
+
+    def fail(self, error: BaseException) -> None:
+        """The first error of a microbatch is kept."""
+        if self.error is None:
+            self.error = error
+        failed = self.epoch.failed
+        if failed is None or self.index < failed.index:
+            self.epoch.failed = self
+
+    def outcome(self) -> BaseException | None:
+        """The error to raise, once the device is through with the microbatch."""
+        if self.error is not None or not self.stopped:
+            return self.error
+        failed = self.epoch.failed
+        assert failed is not None
+        return Cancelled(
+            f"microbatch {self.index}: cancelled, because microbatch {failed.index} failed: {failed.error}"
+        )
+
+
+def stage_error(stage: int, name: str, microbatch: int, cause: BaseException) -> StageError:
+    """The error that a stage's exception becomes. Ctrl-C in a stage stays a KeyboardInterrupt."""
+    kind = StageInterrupted if isinstance(cause, KeyboardInterrupt) else StageError
+    text = f"stage {stage} ({name}), microbatch {microbatch}: {type(cause).__name__}"
+    error = kind(f"{text}: {cause}" if str(cause) else text, stage=stage, microbatch=microbatch)
+    error.__cause__ = cause
+    return error
+
+
+class Ticket:
+    """The result of one submit(), now or later. Submitted again, it is the next microbatch's input."""
+
+    __slots__ = ("__weakref__", "_batch", "_executor", "_value")
+
+    def __init__(self, executor: Executor, batch: Microbatch) -> None:
+        self._executor = executor
+        self._batch = batch
+        self._value: list[Any] = []  # the result, once somebody asked for it
+        batch.ticket = weakref.ref(self)
+
+    @property
+    def index(self) -> int:
+        """The place in the order of submission, from 0."""
+        return self._batch.index
+
+    def done(self) -> bool:
+        """Whether result() would return, or raise, at once. Does not block."""
+        return self._executor.is_over(self._batch)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value of the last stage. Waits at most timeout seconds (on the runtime's clock; None: no limit).
+
+        Raises StageError if a stage failed, Cancelled if an earlier microbatch's did or after cancel(), DeviceFault if
+        a device failed, Closed after close(), TimeoutError if the time passed first, which changes nothing.
+        """
+        if not self._value:
+            self._value.append(self._executor.result_of(self._batch, timeout))
+        return self._value[0]
+
+    def cancel(self) -> bool:
+        """Gives the result up, unless it is there already. What has been queued still runs to its end, and so do later
+        microbatches; result() raises Cancelled then."""
+        if self._value or self.done():
+            return False
+        self._batch.cancelled = True
+        return True
+
+    def __repr__(self) -> str:
+        return f"<pyxdev.Ticket {self.index}>"
