@@ -173,6 +173,12 @@ class Rig:
             self._streams[device, name] = self.runtime.stream(device)
         return self._streams[device, name]
 
+    def adopt(self, device: int, handle: int) -> Stream:
+        """Somebody else's stream, until the rig closes."""
+        stream = self.runtime.adopt_stream(device, handle)
+        self._opened.callback(stream.close)
+        return stream
+
     def event(self, *, timing: bool = False) -> Event:
         event = self.runtime.event(timing=timing)
         self._opened.callback(event.close)
