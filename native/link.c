@@ -23,7 +23,7 @@ struct xd_link {
     pthread_mutex_t lock;
     int src_device, dst_device;
     int path;
-    uint64_t direct_from;
+    uint64_t direct_from, direct_to;
     uint64_t tile_bytes; /* asked for; 0: fitted */
     double rate;
     int gate;
@@ -40,7 +40,13 @@ static int is_staged(const xd_link *link, uint64_t bytes)
 {
     if (link->src_device == link->dst_device || link->path == XD_DIRECT)
         return 0;
-    return link->path == XD_STAGED || bytes < link->direct_from;
+    return link->path == XD_STAGED || bytes < link->direct_from || (link->direct_to && bytes >= link->direct_to);
+}
+
+/* Is there a size that is staged? */
+static int can_stage(const xd_link *link)
+{
+    return is_staged(link, 0) || is_staged(link, UINT64_MAX);
 }
 
 int xd_link_path(const xd_link *link, uint64_t bytes)
@@ -77,7 +83,7 @@ uint64_t xd_link_tile(const xd_link *link, uint64_t bytes)
 static uint64_t ring_tile(const xd_link *link, uint64_t max_bytes)
 {
     uint64_t largest = max_bytes ? max_bytes : UINT64_MAX;
-    if (link->path == XD_BY_SIZE && largest > link->direct_from - 1)
+    if (!is_staged(link, largest) && link->direct_from)
         largest = link->direct_from - 1;
     if (!link->tile_bytes)
         return fit_tile(link->rate, largest);
@@ -97,6 +103,10 @@ static int check_options(const xd_link_options *options, xd_error *err)
     if (options->path != XD_DIRECT && options->path != XD_STAGED && options->path != XD_BY_SIZE)
         return xd_fail(err, XD_INVALID, 0, "link_open", "path is %d; allowed: direct (%d), staged (%d), by size (%d)",
                        options->path, XD_DIRECT, XD_STAGED, XD_BY_SIZE);
+    if (options->path == XD_BY_SIZE && options->direct_to && options->direct_to <= options->direct_from)
+        return xd_fail(err, XD_INVALID, 0, "link_open",
+                       "direct_to is %" PRIu64 "; allowed: 0 (no end) or above direct_from, %" PRIu64,
+                       options->direct_to, options->direct_from);
     if (!isfinite(options->rate) || options->rate < 0)
         return xd_fail(err, XD_INVALID, 0, "link_open", "rate is %g bytes/s; allowed: 0 (unknown) or above",
                        options->rate);
@@ -143,6 +153,7 @@ int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_dev
         .dst_device = dst_device,
         .path = options->path,
         .direct_from = options->direct_from,
+        .direct_to = options->direct_to,
         .tile_bytes = options->tile_bytes,
         .rate = options->rate > 0 ? options->rate : DEFAULT_RATE,
         .gate = options->gate,
@@ -151,7 +162,7 @@ int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_dev
         status = open_direct(link, err);
     if (!status)
         status = xd_stream_open(&link->out, runtime, src_device, err);
-    if (!status && is_staged(link, 0))
+    if (!status && can_stage(link))
         status = open_staged(link, options, err);
     if (status) {
         xd_ring_close(&link->ring);

@@ -209,8 +209,9 @@ int xd_ring_drain(xd_ring *ring, xd_error *err);
 enum { XD_DIRECT = 0, XD_STAGED = 1, XD_BY_SIZE = 2 };
 
 typedef struct xd_link_options {
-    int path;              /* XD_DIRECT, XD_STAGED, or XD_BY_SIZE: direct from direct_from bytes up, staged below */
+    int path;              /* XD_DIRECT, XD_STAGED, or XD_BY_SIZE: direct from direct_from up to below direct_to bytes */
     uint64_t direct_from;
+    uint64_t direct_to;    /* 0: no end */
     uint64_t max_bytes;    /* the largest copy expected: bounds the ring. 0: unknown, the ring has its full size */
     uint64_t tile_bytes;   /* 0: fitted to each copy, sqrt(tile_cost * rate * bytes) */
     unsigned tiles;        /* 0: 4 */

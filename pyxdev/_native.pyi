@@ -101,13 +101,14 @@ class Runtime:
         *,
         path: str = "staged",
         direct_from: int = 0,
+        direct_to: int = 0,
         max_bytes: int = 0,
         tile_bytes: int = 0,
         tiles: int = 0,
         rate: float = 0.0,
         gate: bool = True,
     ) -> Link:
-        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up)."""
+        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up to below direct_to; 0: no end)."""
     def ring(self, tiles: int, tile_bytes: int) -> Ring: ...
     def throttle(self, limit: int) -> Throttle: ...
     def host_access(self, address: int, nbytes: int, *, write: bool) -> None: ...

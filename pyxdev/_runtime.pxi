@@ -167,13 +167,14 @@ cdef class Runtime:
     def buffer(self, int device, nbytes, *, bint managed=False):
         return (<Buffer>Buffer.__new__(Buffer)).open(self, device, nbytes, managed)
 
-    def link(self, int src, int dst, *, path="staged", direct_from=0, max_bytes=0, tile_bytes=0, tiles=0, rate=0.0,
-             gate=True):
+    def link(self, int src, int dst, *, path="staged", direct_from=0, direct_to=0, max_bytes=0, tile_bytes=0, tiles=0,
+             rate=0.0, gate=True):
         cdef xd_link_options options
         if path not in PATHS:
             raise errors.InvalidArgument(f"path is {path!r}; allowed: {', '.join(PATHS)}")
         options.path = PATHS[path]
         options.direct_from = direct_from
+        options.direct_to = direct_to
         options.max_bytes = max_bytes
         options.tile_bytes = tile_bytes
         options.tiles = tiles

@@ -126,6 +126,7 @@ cdef extern from "xdev.h" nogil:
     ctypedef struct xd_link_options:
         int path
         uint64_t direct_from
+        uint64_t direct_to
         uint64_t max_bytes
         uint64_t tile_bytes
         unsigned tiles

@@ -136,6 +136,30 @@ static void by_size(void)
     options.direct_from = 0; /* everything is direct: no ring */
     OK(xd_link_open(&link_, runtime, 0, 1, &options, &err));
     CHECK_EQ(xd_link_pinned_bytes(link_), 0);
+    xd_link_close(&link_);
+
+    options.direct_to = 100; /* large copies are staged */
+    OK(xd_link_open(&link_, runtime, 0, 1, &options, &err));
+    CHECK_EQ(xd_link_path(link_, 0), XD_DIRECT);
+    CHECK_EQ(xd_link_path(link_, 99), XD_DIRECT);
+    CHECK_EQ(xd_link_path(link_, 100), XD_STAGED);
+    CHECK_EQ(xd_link_pinned_bytes(link_), 4 * 64);
+    recorder_clear(&rec);
+    order.width = 100;
+    OK(xd_link_copy(link_, &order, &err));
+    CHECK(!strstr(rec.log, "copy src+0 > dst+0"));
+    xd_link_close(&link_);
+
+    options.direct_from = 50; /* and small ones */
+    OK(xd_link_open(&link_, runtime, 0, 1, &options, &err));
+    CHECK_EQ(xd_link_path(link_, 49), XD_STAGED);
+    CHECK_EQ(xd_link_path(link_, 50), XD_DIRECT);
+    CHECK_EQ(xd_link_path(link_, 100), XD_STAGED);
+    xd_link_close(&link_);
+
+    options.direct_to = 50;
+    FAILS(xd_link_open(&link_, runtime, 0, 1, &options, &err), XD_INVALID);
+    CHECK_HAS(err.text, "direct_to is 50");
     end();
 }
 
