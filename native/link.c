@@ -12,7 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define TILE_COST 5e-6              /* seconds */
+#define TILE_COST 6.5e-6            /* seconds; measured on two H200 with PCIe gen5 x16 */
 #define TILE_STEP UINT64_C(4096)    /* tiles are multiples of this */
 #define TILE_LIMIT UINT64_C(8388608)
 #define DEFAULT_RATE 50e9
@@ -241,8 +241,9 @@ static int copy_direct(xd_link *link, const xd_transfer *all, const xd_copy *ord
     return status;
 }
 
-/* Some rows, packed in the tile. Whatever fails, the tile is submitted on the last stream that may still use it. */
-static int stage_piece(xd_link *link, const xd_transfer *piece, xd_event *filled, xd_error *err)
+/* Some rows, packed in the tile. Whatever fails, the tile is submitted on the last stream that may still use it.
+   `arrived`, for the last piece, comes before the tile's own event: somebody may be waiting for it. */
+static int stage_piece(xd_link *link, const xd_transfer *piece, xd_event *filled, xd_event *arrived, xd_error *err)
 {
     xd_tile tile;
     int status = xd_ring_acquire_on(link->ring, link->out, &tile, err);
@@ -263,12 +264,14 @@ static int stage_piece(xd_link *link, const xd_transfer *piece, xd_event *filled
         last = link->in;
         status = xd_stream_transfer(link->in, &up, err);
     }
+    if (!status)
+        status = record(arrived, link->in, err);
     int submitted = xd_ring_submit(link->ring, &tile, last, status ? NULL : err);
     return status ? status : submitted;
 }
 
 /* Whole rows to a tile, as many as fit; rows that no tile holds are cut. */
-static int stage_pieces(xd_link *link, const xd_transfer *all, xd_event *released, xd_error *err)
+static int stage_pieces(xd_link *link, const xd_transfer *all, xd_event *released, xd_event *arrived, xd_error *err)
 {
     uint64_t tile = xd_link_tile(link, all->width * all->height);
     uint64_t room = all->height > 1 ? xd_ring_tile_bytes(link->ring) : tile;
@@ -282,7 +285,7 @@ static int stage_pieces(xd_link *link, const xd_transfer *all, xd_event *release
             piece.dst = all->dst + row * all->dst_pitch + at;
             piece.src = all->src + row * all->src_pitch + at;
             int last = row + piece.height == all->height && at + piece.width == all->width;
-            int status = stage_piece(link, &piece, last && released ? released : link->filled, err);
+            int status = stage_piece(link, &piece, last && released ? released : link->filled, last ? arrived : NULL, err);
             if (status)
                 return status;
         }
@@ -301,8 +304,10 @@ static int copy_staged(xd_link *link, const xd_transfer *all, const xd_copy *ord
         status = wait_for(link->in, order->dest_free, err);
     if (!status && nothing && order->source_ready != order->dest_free)
         status = wait_for(link->in, order->source_ready, err);
+    if (!status && !nothing)
+        return stage_pieces(link, all, released, order->arrived, err);
     if (!status)
-        status = nothing ? record(released, link->out, err) : stage_pieces(link, all, released, err);
+        status = record(released, link->out, err);
     if (!status)
         status = record(order->arrived, link->in, err);
     return status;

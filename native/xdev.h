@@ -213,7 +213,7 @@ typedef struct xd_link_options {
     uint64_t direct_from;
     uint64_t direct_to;    /* 0: no end */
     uint64_t max_bytes;    /* the largest copy expected: bounds the ring. 0: unknown, the ring has its full size */
-    uint64_t tile_bytes;   /* 0: fitted to each copy, sqrt(tile_cost * rate * bytes) */
+    uint64_t tile_bytes;   /* 0: fitted to each copy, sqrt(6.5 us * rate * bytes) */
     unsigned tiles;        /* 0: 4 */
     double rate;           /* bytes/s of the slower leg; 0: 50e9 */
     int gate;              /* 0: do not wait for the destination to be free (wrong results are then possible) */

@@ -99,8 +99,8 @@ static void three_tiles(void)
                         "out record released\n"
                         "in wait released\n"
                         "in copy ring+0 > dst+128, 22\n"
-                        "in record tile0\n"
-                        "in record arrived\n");
+                        "in record arrived\n"
+                        "in record tile0\n");
     CHECK_EQ(memcmp(at(dst, 0), at(src, 0), 150), 0);
     CHECK_EQ(*at(dst, 150), 0xA5);
 
@@ -114,8 +114,8 @@ static void three_tiles(void)
                         "out record released\n"
                         "in wait released\n"
                         "in copy ring+64 > dst+0, 10\n"
-                        "in record tile1\n"
-                        "in record arrived\n");
+                        "in record arrived\n"
+                        "in record tile1\n");
     end();
 }
 

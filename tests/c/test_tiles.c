@@ -1,4 +1,4 @@
-/* Tile sizes: equal, about sqrt(5 us x rate x bytes), multiples of 4 KiB, at most 8 MiB; and what is pinned for them.
+/* Tile sizes: equal, about sqrt(6.5 us x rate x bytes), multiples of 4 KiB, at most 8 MiB; and what is pinned for them.
    The memory of a ring is never touched here: 32 MiB of it cost nothing. */
 #include "check.h"
 #include "recorder.h"
@@ -22,7 +22,7 @@ static void fitted(void)
 {
     static const struct { uint64_t bytes, tiles; } table[] = {
         {4 * KIB, 1},  {64 * KIB, 1}, {256 * KIB, 1}, {1 * MIB, 2},   {4 * MIB, 4},
-        {12 * MIB, 7}, {64 * MIB, 16}, {256 * MIB, 33}, {1024 * MIB, 128},
+        {12 * MIB, 6}, {64 * MIB, 14}, {256 * MIB, 32}, {1024 * MIB, 128},
     };
     xd_link *link = open_link((xd_link_options){0});
     CHECK_EQ(xd_link_pinned_bytes(link), 4 * 8 * MIB);
