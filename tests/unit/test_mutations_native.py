@@ -76,8 +76,8 @@ MUTATIONS = [
     (
         "staged: arrived is recorded on the destination's stream",
         "link.c",
-        "        status = record(order->arrived, link->in, err);",
-        "        status = record(order->arrived, link->out, err);",
+        "        status = record(arrived, link->in, err);",
+        "        status = record(arrived, link->out, err);",
         "staged",
     ),
     (
