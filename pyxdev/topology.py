@@ -149,7 +149,5 @@ def _wrong_bytes(runtime: Runtime, src: int, dst: int, nbytes: int, poison: int)
             return int(np.count_nonzero(np.frombuffer(view, np.uint8) != sent))
     finally:
         link.close()  # waits for its copies
-        for buffer in buffers:
-            buffer.close()
-        there.close()
-        back.close()
+        for thing in (*buffers, ready, arrived, there, back):
+            thing.close()
