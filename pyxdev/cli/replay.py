@@ -148,16 +148,21 @@ def _old_way(run: Callable[[_Rig, int], None]) -> Callable[[Runtime, Workload, i
 
 
 def _pyxdev(runtime: Runtime, work: Workload, devices: int, microbatches: int) -> float:
-    def stage_of(layers: int) -> Callable[[Any, Any], Any]:
-        def run(stage: Any, x: tuple[int, Array | None]) -> tuple[int, Array]:
+    layers = work.split(devices)
+
+    def stage_of(index: int) -> Callable[[Any, Any], Any]:
+        hands_on = index + 1 < devices  # the last one keeps its logits
+
+        def run(stage: Any, x: tuple[int, Array | None]) -> tuple[int, Array | None]:
             microbatch, _ = x
-            out = stage.empty((work.activation,), "uint8")
-            stage.stream.launch(_nothing, cost=work.cost(microbatch, layers), writes=[(out.address, out.nbytes)])
+            out = stage.empty((work.activation,), "uint8") if hands_on else None
+            writes = [(out.address, out.nbytes)] if out is not None else []
+            stage.stream.launch(_nothing, cost=work.cost(microbatch, layers[index]), writes=writes)
             return microbatch, out
 
         return run
 
-    stages = [Stage(stage_of(layers), adapter="raw") for layers in work.split(devices)]
+    stages = [Stage(stage_of(index), adapter="raw") for index in range(devices)]
     with Executor(range(devices), stages, runtime=runtime) as executor:
         begin = runtime.clock()
         for _ in executor.map((microbatch, None) for microbatch in range(microbatches)):
