@@ -1,43 +1,66 @@
-"""Which way a copy between two devices takes: per ordered pair what was reported, verified and chosen, and why.
+"""Which way a copy between two devices takes: per ordered pair what was reported, verified, measured, chosen, and why.
 
 Nothing is tried before a pair is asked for. The answers are kept on the runtime, so that everybody who uses it sees the
-same ones; `topology(runtime)` gives them.
+same ones, and on disk (verdicts.py), so that the next process finds them; `topology(runtime)` gives them.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
 
-import numpy as np
-
-from pyxdev._native import HOST, Buffer, Runtime
-from pyxdev.errors import DeviceFault, Error, NoPeerAccess
+from pyxdev import probe, verdicts
+from pyxdev._native import Runtime
+from pyxdev.errors import DeviceFault, DriverError, Error, NoPeerAccess
+from pyxdev.probe import Speed, Verdict, Waits
 from pyxdev.settings import HostStage, Mode
 
 log = logging.getLogger("pyxdev")
 
-Verdict = Literal["verified", "wrong data", "inconclusive", "not tried"]
+Peer = Literal["yes", "no", "not enabled"]  # "not enabled": reported, but the driver's limit is reached, or it refuses
+Path = Literal["direct", "staged", "by_size"]
 
-# Bytes of the copies that verify a pair: a few; and more than the largest tile of a staged copy, with an odd end.
-VERIFY_SIZES = (4, (8 << 20) + 4099)
-# The destination holds one of these before each round, so that bytes that never arrive cannot look right.
-POISONS = (0xA5, 0x5A)
-PATIENCE = 10.0  # seconds a verifying copy may take
+WORTH = 0.95  # of the staged rate: direct copies need no memory of the host, so they may be that much slower
+
+
+@dataclass(frozen=True)
+class Found:
+    """What trying a pair has shown."""
+
+    verdict: Verdict = "not tried"
+    why: str = ""  # of the verdict
+    waits: Waits = "not tried"
+    speeds: tuple[Speed, ...] = ()
+    leg: float = 0.0  # bytes/s of the slower leg of staged copies; 0.0: not measured
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What is known of copies from device src to device dst."""
+    """What is known of copies from device src to device dst. direct_from, direct_to: as Runtime.link() takes them."""
 
     src: int
     dst: int
     mode: Mode  # asked for by the setting host_stage
-    peer: Literal["yes", "no", "not enabled"]  # peer access; "not enabled": reported, but the driver's limit is reached
+    peer: Peer
     verdict: Verdict
-    path: Literal["direct", "staged"]
+    path: Path
     why: str
+    direct_from: int = 0
+    direct_to: int = 0
+    waits: Waits = "not tried"
+    speeds: tuple[Speed, ...] = ()
+    leg: float = 0.0
+
+    def link_options(self) -> dict[str, Any]:
+        """For Runtime.link()."""
+        options: dict[str, Any] = {"path": self.path, "rate": self.leg}
+        if self.path == "by_size":
+            options |= {"direct_from": self.direct_from, "direct_to": self.direct_to}
+        return options
 
 
 def topology(runtime: Runtime) -> dict[tuple[int, int, Mode], Pair]:
@@ -48,106 +71,153 @@ def topology(runtime: Runtime) -> dict[tuple[int, int, Mode], Pair]:
     return known
 
 
-def choose(runtime: Runtime, src: int, dst: int, host_stage: HostStage) -> Pair:
+def choose(runtime: Runtime, src: int, dst: int, host_stage: HostStage, *, fresh: bool = False) -> Pair:
     """The path of copies from device src to device dst; the first call for a pair decides, and says so in one log line.
 
-    Raises NoPeerAccess, naming the pair, where direct copies are asked for and there is no peer access.
+    fresh: tries the pair again, whatever is known. Where the devices' own waits do not work, the runtime is told to let
+    the host wait from now on. Raises NoPeerAccess, naming the pair, where direct copies are asked for and there is no
+    peer access.
     """
     mode = host_stage.mode(src, dst)
     known = topology(runtime)
     pair = known.get((src, dst, mode))
-    if pair is None:
-        pair = _decide(runtime, src, dst, mode)
+    if pair is None or fresh:
+        pair = _decide(runtime, src, dst, mode, fresh)
         known[src, dst, mode] = pair
         log.info(
             "copies from device %d to device %d: %s; host_stage %s (%s), peer access %s, %s: %s",
             src, dst, pair.path, host_stage, mode, pair.peer, pair.verdict, pair.why,
         )  # fmt: skip
+        _heed_waits(runtime, pair)
     return pair
 
 
-def _decide(runtime: Runtime, src: int, dst: int, mode: Mode) -> Pair:
+def _decide(runtime: Runtime, src: int, dst: int, mode: Mode, fresh: bool) -> Pair:
     if src == dst:
         return Pair(src, dst, mode, "yes", "not tried", "direct", "one device copies within itself")
-    if mode == "staged":
-        capable: Literal["yes", "no"] = "yes" if runtime.peer_capable(src, dst) else "no"
-        return Pair(src, dst, mode, capable, "not tried", "staged", "asked for")
-    peer = peer_access(runtime, src, dst)
+    peer, reason = peer_access(runtime, src, dst, enable=mode != "staged")
+    if mode == "direct" and peer != "yes":
+        raise NoPeerAccess(
+            f"direct copies from device {src} to device {dst} are asked for (host_stage 0), but there is no peer "
+            f"access: {reason}; allowed: auto or 1 (staged)",
+            status="NO_PEER",
+            operation="choose",
+        )
+    # HIP drivers have been seen to hang or to lose the device on peer access: there it is tried on request only.
+    try_direct = mode == "auto" and peer == "yes" and (runtime.backend != "hip" or fresh)
+    found = _find_out(runtime, src, dst, try_direct, fresh)
+    pair = Pair(
+        src, dst, mode, peer, found.verdict, "staged", reason, waits=found.waits, speeds=found.speeds, leg=found.leg
+    )
     if mode == "direct":
-        if peer != "yes":
-            reason = "the driver's limit of peers is reached" if peer == "not enabled" else "the driver reports none"
-            raise NoPeerAccess(
-                f"direct copies from device {src} to device {dst} are asked for (host_stage 0), but there is no peer "
-                f"access: {reason}; allowed: auto or 1 (staged)",
-                status="NO_PEER",
-                operation="choose",
-            )
-        return Pair(src, dst, mode, peer, "not tried", "direct", "asked for")
-    if peer == "no":
-        return Pair(src, dst, mode, peer, "not tried", "staged", "no peer access")
-    if peer == "not enabled":
-        return Pair(src, dst, mode, peer, "not tried", "staged", "the driver's limit of peers is reached")
-    if runtime.backend == "hip":
-        return Pair(src, dst, mode, peer, "not tried", "staged", "peer access on HIP is used on request only")
-    verdict, why = verify(runtime, src, dst)
-    return Pair(src, dst, mode, peer, verdict, "direct" if verdict == "verified" else "staged", why)
+        return replace(pair, path="direct", why="asked for")
+    if mode == "staged":
+        return replace(pair, why="asked for")
+    if peer != "yes":
+        return pair
+    if found.verdict == "not tried":
+        return replace(pair, why="peer access on HIP is used once it has been verified (pyxdev devices --measure)")
+    if found.verdict != "verified":
+        return replace(pair, why=found.why)
+    path, direct_from, direct_to = crossover(found.speeds)
+    why = f"{found.why}; {_compare(found.speeds)}"
+    return replace(pair, path=path, why=why, direct_from=direct_from, direct_to=direct_to)
 
 
-def peer_access(runtime: Runtime, src: int, dst: int) -> Literal["yes", "no", "not enabled"]:
-    """Whether src can write to the memory of dst; enables the access where it is reported."""
+def peer_access(runtime: Runtime, src: int, dst: int, *, enable: bool = True) -> tuple[Peer, str]:
+    """Whether src can write to the memory of dst, and if not, why. Enables the access where it is reported."""
     if not runtime.peer_capable(src, dst):
-        return "no"
-    return "yes" if runtime.peer_enable(src, dst) else "not enabled"
-
-
-def verify(runtime: Runtime, src: int, dst: int) -> tuple[Verdict, str]:
-    """Copies directly from src to dst and looks at the bytes: (verdict, one sentence).
-
-    Anything but the right bytes in time is no proof; a device fault is raised, everything else is an answer.
-    """
+        return "no", "the driver reports no peer access"
+    if not enable:
+        return "yes", ""
     try:
-        for nbytes in VERIFY_SIZES:
-            for poison in POISONS:
-                wrong = _wrong_bytes(runtime, src, dst, nbytes, poison)
-                if wrong is None:
-                    return "inconclusive", f"a direct copy of {nbytes} bytes took more than {PATIENCE:g} s"
-                if wrong:
-                    return "wrong data", f"a direct copy of {nbytes} bytes arrived with {wrong} wrong ones"
+        enabled = runtime.peer_enable(src, dst)
+    except DriverError as error:
+        return "not enabled", f"enabling peer access failed: {error}"
+    return ("yes", "") if enabled else ("not enabled", "the driver's limit of peers is reached")
+
+
+# ---- finding out -----------------------------------------------------------------------------------------------------
+
+
+def _find_out(runtime: Runtime, src: int, dst: int, direct: bool, fresh: bool) -> Found:
+    """What is known of the pair from before, and the rest by trying."""
+    key, file, name = verdicts.machine(runtime), verdicts.path(), f"{src}>{dst}"
+    entry = None if fresh else verdicts.load(key, file).get(name)
+    known = Found() if entry is None else _from_entry(entry)
+    found = known
+    if direct and found.verdict == "not tried":
+        verdict, why = probe.verify(runtime, src, dst)
+        found = replace(found, verdict=verdict, why=why, speeds=())
+    if found.waits == "not tried" and not runtime.force_sync:
+        found = replace(found, waits=_or(probe.waits, "inconclusive", runtime, src, dst))
+    if not found.leg:
+        found = replace(found, leg=_or(probe.leg, 0.0, runtime, src, dst))
+    if not found.speeds:
+        fast = found.verdict == "verified"
+        found = replace(found, speeds=_or(probe.speeds, (), runtime, src, dst, direct=fast))
+    if found != known:
+        verdicts.store(key, file, name, asdict(found))
+    return found
+
+
+def _or(ask: Any, unknown: Any, runtime: Runtime, src: int, dst: int, **options: Any) -> Any:
+    """What the probe says; `unknown` where it cannot end: a pair can be used without. A device fault is raised."""
+    try:
+        return ask(runtime, src, dst, **options)
     except DeviceFault:
         raise
     except Error as error:
-        return "inconclusive", f"a direct copy could not be tried: {error}"
-    return "verified", f"direct copies of {' and '.join(map(str, VERIFY_SIZES))} bytes arrived as sent"
+        log.info("devices %d and %d: %s could not be tried: %s", src, dst, ask.__name__, error)
+        return unknown
 
 
-def _wrong_bytes(runtime: Runtime, src: int, dst: int, nbytes: int, poison: int) -> int | None:
-    """How many bytes of one direct copy arrived wrong; None if it did not end in time."""
-    # Random bytes that repeat with a prime period, so that no two tiles are alike.
-    sent = np.resize(np.random.default_rng(poison).integers(0, 256, 65521, np.uint8), nbytes)
-    buffers: list[Buffer] = []
-    link = runtime.link(src, dst, path="direct")
-    there, back = runtime.stream(src), runtime.stream(dst)
-    ready, arrived = runtime.event(), runtime.event()
+def _from_entry(entry: verdicts.Entry) -> Found:
     try:
-        for device in (src, dst, HOST, HOST):
-            buffers.append(runtime.buffer(device, nbytes))
-        source, target, up, down = buffers
-        runtime.host_access(up.address, nbytes, write=True)
-        with memoryview(up) as view:
-            view[:] = sent.data
-        there.copy(source.address, up.address, nbytes, dst_device=src, src_device=HOST)
-        ready.record(there)
-        back.fill(target.address, poison, nbytes)
-        arrived.record(back)
-        link.copy(target.address, source.address, nbytes, source_ready=ready, dest_free=arrived, arrived=arrived)
-        back.wait(arrived)
-        back.copy(down.address, target.address, nbytes, dst_device=HOST, src_device=dst)
-        if not back.synchronize(PATIENCE):
-            return None
-        runtime.host_access(down.address, nbytes, write=False)
-        with memoryview(down) as view:
-            return int(np.count_nonzero(np.frombuffer(view, np.uint8) != sent))
-    finally:
-        link.close()  # waits for its copies
-        for thing in (*buffers, ready, arrived, there, back):
-            thing.close()
+        speeds = tuple(Speed(int(s["nbytes"]), float(s["direct"]), float(s["staged"])) for s in entry["speeds"])
+        return Found(entry["verdict"], str(entry["why"]), entry["waits"], speeds, float(entry["leg"]))
+    except (KeyError, TypeError, ValueError) as error:
+        log.info("an entry of %s is not used: %r", verdicts.path(), error)
+        return Found()
+
+
+def _heed_waits(runtime: Runtime, pair: Pair) -> None:
+    if pair.waits == "do not work" and not runtime.force_sync:
+        runtime.force_sync = True
+        log.warning(
+            "streams of device %d do not wait for events of device %d: the host waits between devices from now on, "
+            "which costs speed (PYXDEV_FORCE_XDEV_SYNC)",
+            pair.dst, pair.src,
+        )  # fmt: skip
+    elif pair.waits != "not tried":
+        log.info("waits of device %d for device %d: %s", pair.dst, pair.src, pair.waits)
+
+
+# ---- choosing --------------------------------------------------------------------------------------------------------
+
+
+def crossover(speeds: Sequence[Speed]) -> tuple[Path, int, int]:
+    """(path, direct_from, direct_to): direct where it is the faster one, over one range of sizes.
+
+    Between two measured sizes the change is put at their geometric mean. Without measurements: direct.
+    """
+    wins = [speed.direct >= WORTH * speed.staged for speed in speeds]
+    if all(wins):
+        return "direct", 0, 0
+    if not any(wins):
+        return "staged", 0, 0
+    first = wins.index(True)
+    last = first
+    while last + 1 < len(wins) and wins[last + 1]:
+        last += 1
+    edges = [math.isqrt(low.nbytes * high.nbytes) for low, high in pairwise(speeds)]
+    direct_from = edges[first - 1] if first else 0
+    direct_to = edges[last] if last + 1 < len(wins) else 0
+    return "by_size", direct_from, direct_to
+
+
+def _compare(speeds: Sequence[Speed]) -> str:
+    if not speeds:
+        return "not measured"
+    largest = speeds[-1]
+    return f"direct {largest.direct:.3g} GB/s, staged {largest.staged:.3g} GB/s at {largest.nbytes} bytes"

@@ -24,7 +24,7 @@ class Links:
             return known[0]
         pair = topology.choose(self._runtime, src, dst, self._settings.host_stage)
         link = self._runtime.link(
-            src, dst, path=pair.path, tile_bytes=self._settings.tile_bytes, gate=self._settings.gate
+            src, dst, **pair.link_options(), tile_bytes=self._settings.tile_bytes, gate=self._settings.gate
         )
         self._open[src, dst] = link, pair
         return link
