@@ -105,7 +105,7 @@ def _decide(runtime: Runtime, src: int, dst: int, mode: Mode, fresh: bool) -> Pa
         )
     # HIP drivers have been seen to hang or to lose the device on peer access: there it is tried on request only.
     try_direct = mode == "auto" and peer == "yes" and (runtime.backend != "hip" or fresh)
-    found = _find_out(runtime, src, dst, try_direct, fresh)
+    found = _find_out(runtime, src, dst, direct=try_direct, measure=mode == "auto" or fresh, fresh=fresh)
     pair = Pair(
         src, dst, mode, peer, found.verdict, "staged", reason, waits=found.waits, speeds=found.speeds, leg=found.leg
     )
@@ -140,7 +140,7 @@ def peer_access(runtime: Runtime, src: int, dst: int, *, enable: bool = True) ->
 # ---- finding out -----------------------------------------------------------------------------------------------------
 
 
-def _find_out(runtime: Runtime, src: int, dst: int, direct: bool, fresh: bool) -> Found:
+def _find_out(runtime: Runtime, src: int, dst: int, *, direct: bool, measure: bool, fresh: bool) -> Found:
     """What is known of the pair from before, and the rest by trying."""
     key, file, name = verdicts.machine(runtime), verdicts.path(), f"{src}>{dst}"
     entry = None if fresh else verdicts.load(key, file).get(name)
@@ -153,7 +153,7 @@ def _find_out(runtime: Runtime, src: int, dst: int, direct: bool, fresh: bool) -
         found = replace(found, waits=_or(probe.waits, "inconclusive", runtime, src, dst))
     if not found.leg:
         found = replace(found, leg=_or(probe.leg, 0.0, runtime, src, dst))
-    if not found.speeds:
+    if measure and not found.speeds:
         fast = found.verdict == "verified"
         found = replace(found, speeds=_or(probe.speeds, (), runtime, src, dst, direct=fast))
     if found != known:

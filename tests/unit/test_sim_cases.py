@@ -351,7 +351,7 @@ def test_78_a_machine_that_is_not_ready():
 
 
 def test_82_a_lost_device_then_everything_is_closed(recwarn):
-    spec = machine(faults=[{"kind": "lose_device", "from": 1, "first": 7}])
+    spec = machine(faults=[{"kind": "lose_device", "from": 1, "first": 30}])
     with open_backend("sim", machine=spec) as runtime:
         executor = Executor([0, 1], [add_one, add_one], runtime=runtime, host_stage="1")
         with pytest.raises(DeviceFault, match="device 1 has failed"):
