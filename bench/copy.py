@@ -26,7 +26,7 @@ from typing import Any
 
 from bench import record
 from pyxdev import backends
-from pyxdev._native import HOST, Array, Event, Link, Runtime, Stream
+from pyxdev._native import HOST, Array, Link, Runtime, Stream
 from pyxdev.checks.kernels import open_kernels
 from pyxdev.checks.rig import Field, Rig
 
@@ -59,14 +59,14 @@ class Bench:
     def clock(self) -> float:
         return self.runtime.clock()
 
-    def time_of(self, way: Callable[[], None], end: Event | None = None) -> tuple[float, float]:
-        """Median seconds of one copy and of the call alone."""
-        whole, calls, until = [], [], time.monotonic() + SECONDS
+    def time_of(self, way: Callable[[], None], seconds: float = SECONDS) -> tuple[float, float]:
+        """Median seconds of one copy and of the call alone; repeats for so many seconds."""
+        whole, calls, until = [], [], time.monotonic() + seconds
         for count in range(400):
             begin = self.clock()
             way()
             called = self.clock()
-            (end or self.end).wait()
+            self.end.wait()
             whole.append(self.clock() - begin)
             calls.append(called - begin)
             if count > 4 and time.monotonic() > until:

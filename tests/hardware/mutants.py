@@ -2,8 +2,8 @@
 
     python tests/hardware/mutants.py --backend cuda
 
-The waits are those of tests/unit/test_mutations_native.py. Needs `python setup.py build_ext --inplace` beforehand, whose
-objects it links again. Prints one JSON line for each: what was taken out, and which checks said FAIL (on which pairs).
+The waits are those of tests/unit/test_mutations_native.py. Needs `python setup.py build_ext --inplace` beforehand and
+links its objects again. Prints one JSON line for each: what was taken out, and which checks said FAIL (on which pairs).
 Exit code 1 if a mutant of a copy was not noticed.
 """
 

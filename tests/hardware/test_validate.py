@@ -1,6 +1,6 @@
-"""Hardware validation as tests: every check of `pyxdev validate` on the devices at hand, `pytest --pyxdev-backend=cuda`.
+"""Hardware validation as tests: each check of `pyxdev validate` on the devices at hand, `pytest --pyxdev-backend=cuda`.
 
-A check that is waived is shown as skipped with its reason, since it depends on the machine; one without an answer fails.
+A check that is waived is shown as skipped with its reason: it depends on the machine. One without an answer fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ def runner(pyxdev_backend: str) -> Iterator[Runner]:
     runner.close()
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CHECKS if check.level == Level.QUICK], ids=lambda check: check.key
-)
+QUICK = [check for check in CHECKS if check.level == Level.QUICK]
+
+
+@pytest.mark.parametrize("check", QUICK, ids=lambda check: check.key)
 def test_check(runner: Runner, check: Check) -> None:
     results = list(runner.run([check]))
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.WAIVED)]
