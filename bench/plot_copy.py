@@ -11,6 +11,9 @@ import sys
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # here, copy.py would hide Python's copy
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -18,7 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from bench import record
+from bench import copy, record
 
 LINES = {  # case, method: label, style
     ("direct", "cuMemcpyPeerAsync"): ("bare direct copy", "k:"),
@@ -29,25 +32,58 @@ LINES = {  # case, method: label, style
 }
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print(__doc__)
-        return 2
-    rows: list[dict[str, Any]] = [json.loads(line) for line in (record.RESULTS / "copy.jsonl").open()]
-    last = rows[-1]
-    rows = [row for row in rows if all(row[name] == last[name] for name in ("machine", "commit", "date"))]
+COLUMNS = [("staged", "pyxdev"), ("staged", "driver"), ("direct", "cuMemcpyPeerAsync"), ("direct", "pyxdev"),
+           ("direct", "torch"), ("direct", "cupy")]  # fmt: skip
+MARK = "<!-- copy.jsonl -->"
+
+
+def draw(rows: list[dict[str, Any]], leg: float, path: str) -> None:
     figure, axes = plt.subplots(figsize=(8, 5))
     for (case, method), (label, style) in LINES.items():
         points = {row["bytes"]: row["gb_s"] for row in rows if (row["case"], row["method"]) == (case, method)}
         if points:
             axes.plot(list(points), list(points.values()), style, label=label, markersize=4)
-    legs = [row["gb_s"] for row in rows if row["case"] == "limit" and row["method"] in ("down", "up")]
-    axes.axhline(min(legs), color="C1", linewidth=0.8, linestyle=":", label="the slower leg alone")
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB/s", title=f"one copy at a time, {last['machine']}")
+    axes.axhline(leg, color="C1", linewidth=0.8, linestyle=":", label="the slower leg alone")
+    title = f"one copy at a time, {rows[0]['machine']}"
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB/s", title=title)
     axes.grid(which="both", alpha=0.2)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(sys.argv[1], dpi=120)
+    figure.savefig(path, dpi=120)
+
+
+def table(rows: list[dict[str, Any]], leg: float) -> Iterator[str]:
+    """GB/s of single copies, and the shares that the targets speak of."""
+    found = {(row["case"], row["method"], row["bytes"]): row for row in rows}
+    used = [column for column in COLUMNS if any(key[:2] == column for key in found)]
+    first = rows[0]
+    yield f"{first['machine']}, {first['date']}, {first['commit']}. GB/s; the slower leg alone: {leg:.1f}."
+    yield ""
+    yield f"| size | {' | '.join(f'{method}, {case}' for case, method in used)} | ours of the leg | of the driver |"
+    yield "| --- " * (len(used) + 3) + "|"
+    for nbytes in sorted({row["bytes"] for row in rows if row["case"] == "staged"}):
+        cells = [found.get((*column, nbytes), {}).get("gb_s", "") for column in used]
+        ours = found["staged", "pyxdev", nbytes]
+        cells += [ours["ratio"], ours.get("over_peer", "")]
+        yield f"| {copy.size(nbytes)} | {' | '.join(map(str, cells))} |"
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    picture, page = sys.argv[1], Path(sys.argv[2])
+    rows: list[dict[str, Any]] = [json.loads(line) for line in (record.RESULTS / "copy.jsonl").open()]
+    last = rows[-1]
+    rows = [row for row in rows if all(row[name] == last[name] for name in ("machine", "commit", "date"))]
+    leg = min(row["gb_s"] for row in rows if row["case"] == "limit" and row["method"] in ("down", "up"))
+    draw(rows, leg, picture)
+    text, count = re.subn(
+        f"{MARK}.*{MARK}", lambda _: "\n".join([MARK, *table(rows, leg), MARK]), page.read_text(), flags=re.DOTALL
+    )
+    if not count:
+        raise SystemExit(f"{page} has no two lines {MARK}")
+    page.write_text(text)
     return 0
 
 
