@@ -2,12 +2,14 @@
 
 What goes through the stages (n tokens of the text, in order):
 
-    into the first     {"tokens": (n,) int64, "start": int, "want_logits": bool}
-    between            {"hidden": (n, width) float32, "start": int, "want_logits": bool}
-    out of the last    {"tokens": (1,) int64, "start": int}, and "logits": (vocab,) float32 if wanted
+    into the first     {"tokens": (n,) int64, "start": int, "want": str}
+    between            {"hidden": (n, width) float32, "start": int, "want": str}
+    out of the last    {"start": int} if want is "nothing";
+                       {"start": int, "want": "token", "tokens": (1,) int64} if it is "token" or "logits";
+                       the latter with "logits": (vocab,) float32
 
-`start` is the position of the first of the n tokens. What the last stage gives back is the input of the first for the
-next token, so a ticket can be submitted again. Only the last of the n tokens gets logits.
+`start` is the position of the first of the n tokens; a part of a text that more text follows wants nothing. What comes
+out with a token is the input for the next one, so its ticket can be submitted again.
 
 Each stage keeps the keys and values of its layers. It writes those of positions start..start+n-1 and reads those below
 start+n, so a text that begins again at 0 needs no reset.
@@ -86,7 +88,7 @@ class LlamaStage:
 
     def __init__(self, config: Config, weights: Mapping[str, Array], layers: range, context: int, xp: Any) -> None:
         if not 0 < context <= config.context:
-            raise InvalidArgument(f"context is {context}; the model has 1 to {config.context} positions")
+            raise InvalidArgument(f"{context} positions are wanted; the model has 1 to {config.context}")
         self.config = config
         self.layers = layers
         self.context = context
@@ -102,8 +104,7 @@ class LlamaStage:
         angles = positions[:, None] * config.rope_base ** (-pairs / config.head_size)
         self.cos = xp.asarray(xp.cos(angles), dtype=xp.float32)[:, None, :]
         self.sin = xp.asarray(xp.sin(angles), dtype=xp.float32)[:, None, :]
-        # 0 where a query may see a key, -inf where the key comes later.
-        self.mask = xp.asarray(xp.where(positions[None, :] <= positions[:, None], 0.0, -xp.inf), dtype=xp.float32)
+        self.positions = positions
 
     @property
     def first(self) -> bool:
@@ -114,27 +115,39 @@ class LlamaStage:
         return self.layers.stop == self.config.layers
 
     def __call__(self, x: Activation) -> Activation:
-        start, want_logits = x["start"], x.get("want_logits", False)
+        start, want = x["start"], x["want"]
         hidden = self.weights["token_embd.weight"][x["tokens"]] if self.first else x["hidden"]
-        for layer in self.layers:
-            hidden = hidden + self._attention(layer, hidden, start)
-            hidden = hidden + self._feed_forward(layer, hidden)
+        stop = start + len(hidden)
+        if stop > self.context:
+            raise InvalidArgument(f"position {stop - 1} is outside of the {self.context} positions there is room for")
+        hidden = self.hidden(hidden, start)
         if not self.last:
-            return {"hidden": hidden, "start": start, "want_logits": want_logits}
+            return {"hidden": hidden, "start": start, "want": want}
+        if want == "nothing":
+            return {"start": stop}
         logits = self.logits(hidden[-1:])[0]
-        y = {"tokens": self.xp.argmax(logits).reshape(1), "start": start + len(hidden)}
-        return y | {"logits": logits} if want_logits else y
+        y = {"start": stop, "want": "token", "tokens": self.xp.argmax(logits).reshape(1)}
+        return y | {"logits": logits} if want == "logits" else y
+
+    def hidden(self, hidden: Array, start: int) -> Array:
+        """(n, width) before the stage's layers -> (n, width) after them."""
+        stop = start + len(hidden)
+        later = self.positions[None, :stop] > self.positions[start:stop, None]
+        mask = self.xp.asarray(self.xp.where(later, -self.xp.inf, 0.0), dtype=self.xp.float32)
+        for layer in self.layers:
+            hidden = hidden + self._attention(layer, hidden, start, mask)
+            hidden = hidden + self._feed_forward(layer, hidden)
+        return hidden
 
     def logits(self, hidden: Array) -> Array:
         """(n, width) after the last layer -> (n, vocab). The embedding serves as output matrix if the file has none."""
         output = self.weights.get("output.weight", self.weights["token_embd.weight"])
         return self._norm(hidden, "output_norm.weight") @ output.T
 
-    def _attention(self, layer: int, hidden: Array, start: int) -> Array:
+    def _attention(self, layer: int, hidden: Array, start: int, mask: Array) -> Array:
+        """mask: (n, start + n), 0 where a token sees a position and -inf where it does not."""
         xp, config, name = self.xp, self.config, f"blk.{layer}."
         n, stop = len(hidden), start + len(hidden)
-        if stop > self.context:
-            raise InvalidArgument(f"position {stop - 1} is outside of the {self.context} positions there is room for")
         groups, size = config.kv_heads, config.head_size
         x = self._norm(hidden, name + "attn_norm.weight")
         query = self._rotate((x @ self.weights[name + "attn_q.weight"].T).reshape(n, config.heads, size), start)
@@ -146,7 +159,7 @@ class LlamaStage:
         # The heads of a group share its keys: one product serves all, with a row for each token and head of the group.
         query = query.reshape(n, groups, -1, size).swapaxes(0, 1).reshape(groups, -1, size)
         scores = (query @ keys[:, :stop].swapaxes(1, 2)) / size**0.5
-        scores = scores.reshape(groups, n, -1, stop) + self.mask[start:stop, None, :stop]
+        scores = scores.reshape(groups, n, -1, stop) + mask[:, None, :]
         weights = xp.exp(scores - xp.amax(scores, -1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
         mixed = weights.reshape(groups, -1, stop) @ values[:, :stop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def dequantise(raw: np.ndarray[Any, Any], kind: str, shape: tuple[int, ...]) -> 
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    rows = raw.reshape(*shape[:-1], -1)
-    values = dequantize(rows, GGMLQuantizationType[kind])
+    # dequantize() takes 16 rows at a time; rows that are longer make fewer turns.
+    rows = math.prod(shape[:-1])
+    values = dequantize(raw.reshape(rows // math.gcd(rows, 16), -1), GGMLQuantizationType[kind])
     return np.require(values, np.float32, ["C", "W"]).reshape(shape)
