@@ -259,7 +259,7 @@ class Reader:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
         bytes, address. io: "auto" or "direct". calls: address of an xd_io table, for tests."""
     def run(self) -> None:
-        """One worker; call it from several threads. Without the GIL; Ctrl-C is not seen, so keep it off the main thread.
+        """One worker; call it from several threads. Without the GIL; Ctrl-C is not seen: keep it off the main thread.
         Every worker raises the first error of any."""
     def drain(self) -> None:
         """Waits until every upload has arrived."""
