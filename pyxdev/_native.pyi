@@ -36,6 +36,8 @@ def sim_driver(machine: Mapping[str, Any]) -> SimDriver: ...
 class SimDriver(Driver):
     def pass_time(self, seconds: float) -> None:
         """The submitting thread does something else for so many seconds of simulated time."""
+    def watch(self, on: bool) -> None:
+        """False: the ordering checker says nothing about what comes, for a race on purpose. True: it does again."""
     def violations(self) -> list[str]:
         """What the ordering checker has found so far, raised or not; the first 64 in words."""
     def trace(self) -> list[tuple[str, int, int, int, int, int, int, int, int, int, str]]:

@@ -46,6 +46,7 @@ cdef extern from "sim/sim.h" nogil:
 
     int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
     void xd_sim_pass(xd_driver *sim, uint64_t ns)
+    void xd_sim_watch(xd_driver *sim, int on)
     size_t xd_sim_violations(xd_driver *sim, xd_error *out, size_t room)
     size_t xd_sim_trace(xd_driver *sim, xd_sim_span *out, size_t first, size_t room)
 
@@ -59,6 +60,9 @@ cdef class SimDriver(Driver):
         cdef xd_driver *driver = self.alive()
         with nogil:
             xd_sim_pass(driver, ns)
+
+    def watch(self, bint on):
+        xd_sim_watch(self.alive(), on)
 
     def violations(self):
         cdef xd_error *found = <xd_error *>PyMem_Malloc(64 * sizeof(xd_error))

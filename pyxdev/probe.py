@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from pyxdev._native import HOST, Buffer, Event, Link, Runtime, Stream
+from pyxdev._native import HOST, Buffer, Event, Link, Runtime, SimDriver, Stream
 from pyxdev.errors import DeviceFault, Error
 
 Verdict = Literal["verified", "wrong data", "inconclusive", "not tried"]
@@ -145,6 +145,9 @@ def waits(runtime: Runtime, src: int, dst: int) -> Waits:
     it. Left out on purpose, the wait must be missed; if not, the producer was not slow enough to tell.
     """
     with _Tools(runtime) as tools:
+        if isinstance(runtime.driver, SimDriver):  # a race on purpose
+            runtime.driver.watch(False)
+            tools.callback(runtime.driver.watch, True)
         race = _Race(tools, src, dst)
         if race.mark_arrives(1, wait=False):
             return "inconclusive"

@@ -1,22 +1,18 @@
 /*
  * What operations do and for how long. An operation whose turn in its stream has come joins the queues of its engines and
- * starts when it is first in all of them. Copies between host and devices also share the host bus: each gets what it can
- * use, or else an equal part of what is left.
+ * starts when it is first in all of them.
  */
 #include "internal.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 /* ---- lengths ---- */
-
-#define SECOND UINT64_C(1000000000)
 
 enum { DRAW_LATE, DRAW_JITTER, DRAW_DELAY };
 
 static uint64_t time_of(uint64_t bytes, uint64_t rate)
 {
-    unsigned __int128 scaled = (unsigned __int128)bytes * SECOND;
+    unsigned __int128 scaled = (unsigned __int128)bytes * SIM_SECOND;
     return (uint64_t)((scaled + rate - 1) / rate);
 }
 
@@ -86,72 +82,6 @@ void sim_route(sim *s, sim_op *op)
     op->duration += disturbance(s, op, length);
     sim_fault_assign(s, op);
     op->late = sim_draw(s, op->seq, DRAW_LATE) & 1;
-}
-
-/* ---- the host bus ---- */
-
-static void settle_flows(sim *s)
-{
-    for (sim_op *op = s->flows; op; op = op->flow_next) {
-        unsigned __int128 moved = (unsigned __int128)op->share * (s->now - op->since);
-        op->left = moved < op->left ? op->left - moved : 0;
-        op->since = s->now;
-    }
-}
-
-static void give(sim *s, sim_op *op, uint64_t share)
-{
-    if (share == op->share)
-        return;
-    op->share = share;
-    sim_schedule(s, op, s->now + (uint64_t)((op->left + share - 1) / share));
-}
-
-static void share_bus(sim *s)
-{
-    uint64_t rate = s->config.bus_rate, count = 0;
-    for (sim_op *op = s->flows; op; op = op->flow_next) {
-        op->satisfied = rate == 0;
-        if (op->satisfied)
-            give(s, op, op->cap);
-        else
-            count++;
-    }
-    for (bool changed = true; changed && count;) {
-        changed = false;
-        uint64_t fair = rate / count;
-        for (sim_op *op = s->flows; op; op = op->flow_next)
-            if (!op->satisfied && op->cap <= fair) {
-                op->satisfied = changed = true;
-                give(s, op, op->cap);
-                rate -= op->cap;
-                count--;
-            }
-    }
-    for (sim_op *op = s->flows; op; op = op->flow_next)
-        if (!op->satisfied)
-            give(s, op, rate / count ? rate / count : 1);
-}
-
-static void join_bus(sim *s, sim_op *op)
-{
-    settle_flows(s);
-    op->left = (unsigned __int128)op->bytes * SECOND;
-    op->share = 0;
-    op->since = s->now;
-    op->flow_next = s->flows;
-    s->flows = op;
-    share_bus(s);
-}
-
-static void leave_bus(sim *s, sim_op *op)
-{
-    settle_flows(s);
-    sim_op **at = &s->flows;
-    while (*at != op)
-        at = &(*at)->flow_next;
-    *at = op->flow_next;
-    share_bus(s);
 }
 
 /* ---- the bytes ---- */
@@ -363,7 +293,7 @@ static void start(sim *s, sim_op *op)
     }
     if (op->on_bus) {
         op->state = SIM_DATA;
-        join_bus(s, op);
+        sim_bus_join(s, op);
     } else {
         op->state = SIM_RUNNING;
         sim_schedule(s, op, s->now + op->duration);
@@ -406,7 +336,7 @@ void sim_step(sim *s, sim_op *op)
         start(s, op);
         break;
     case SIM_DATA:
-        leave_bus(s, op);
+        sim_bus_leave(s, op);
         op->state = SIM_RUNNING;
         sim_schedule(s, op, s->now + op->duration);
         break;

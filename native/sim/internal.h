@@ -52,7 +52,7 @@ typedef struct sim_pieces { sim_piece *at; size_t count, capacity; } sim_pieces;
 typedef struct sim_order {
     sim_clock host;
     uint32_t members;
-    bool blind, said_blind;
+    bool blind, said_blind, away;
     xd_error violations[SIM_VIOLATIONS];
     struct { uint64_t old, new; uint32_t old_who, new_who; } pairs[SIM_VIOLATIONS];
     size_t count, raised, found;
@@ -92,7 +92,7 @@ int sim_device_free(xd_driver *driver, int device, uint64_t address, xd_error *e
 int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err);
 int sim_host_free(xd_driver *driver, void *address, xd_error *err);
 
-/* ---- operations (queue.c) ---- */
+/* ---- operations (queue.c), events (event.c), the calls that queue work (work.c) ---- */
 
 /* What an event stood for when it was recorded. Held by the event, the record and every wait. */
 struct sim_stamp {
@@ -185,6 +185,15 @@ int sim_copy(xd_driver *driver, int device, void *stream, const xd_transfer *tra
 int sim_fill(xd_driver *driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err);
 int sim_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err);
 
+/* The device works and the stream is one of its own. */
+int sim_enter(sim *s, int device, void *handle, const char *operation, sim_stream **out, xd_error *err);
+int sim_find_event(sim *s, const void *handle, const char *operation, sim_event **out, xd_error *err);
+int sim_find_event_of(sim *s, int device, const void *handle, const char *operation, sim_event **out, xd_error *err);
+sim_op *sim_new_op(sim *s, int kind, sim_stream *stream, const char *operation, xd_error *err);
+sim_stamp *sim_new_stamp(sim *s, sim_stream *stream); /* two references: an operation's and one more */
+void sim_append(sim *s, sim_op *op, uint64_t cost);
+/* Waits until what is queued on the stream is done, or nothing more can be. */
+int sim_block_on(sim *s, sim_stream *stream, const char *operation, xd_error *err);
 void sim_stamp_release(sim_stamp *stamp);
 void sim_op_free(sim_op *op); /* calls nobody: a kernel's drop has been called or taken out before */
 void sim_stream_forget(sim *s, sim_stream *stream); /* frees a closed stream without work */
@@ -214,11 +223,15 @@ bool sim_in_callback(const sim *s);
 /* The fault of the device that keeps the stamp from ever coming, NULL if there is none. */
 const xd_error *sim_blocking_fault(const sim *s, const sim_stamp *stamp);
 
-/* ---- what operations do (engine.c) ---- */
+/* ---- what operations do (engine.c), and the bus they share (bus.c) ---- */
+
+#define SIM_SECOND UINT64_C(1000000000)
 
 /* A point of time of the operation has come. May call out, with the lock released. */
 void sim_step(sim *s, sim_op *op);
 void sim_route(sim *s, sim_op *op); /* which engines a new operation uses, and for how long */
+void sim_bus_join(sim *s, sim_op *op);
+void sim_bus_leave(sim *s, sim_op *op);
 
 /* ---- faults (faults.c) ---- */
 

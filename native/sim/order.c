@@ -230,7 +230,7 @@ static void report(sim *s, const sim_block *block, uint64_t begin, uint64_t end,
                    const sim_note *new, bool new_writes)
 {
     sim_order *order = &s->order;
-    if (is_reported(s, old, new))
+    if (order->away || is_reported(s, old, new))
         return;
     order->found++;
     if (order->count == SIM_VIOLATIONS)
@@ -402,6 +402,14 @@ int sim_order_raise(sim *s, xd_error *err)
         return xd_fail(err, XD_NO_HOST_MEMORY, 0, "order", "the ordering checker ran out of memory and sees nothing more");
     }
     return order->raised < order->count ? sim_pass_on(err, &order->violations[order->raised++]) : XD_OK;
+}
+
+void xd_sim_watch(xd_driver *driver, int on)
+{
+    sim *s = sim_of(driver);
+    pthread_mutex_lock(&s->lock);
+    s->order.away = !on;
+    pthread_mutex_unlock(&s->lock);
 }
 
 size_t xd_sim_violations(xd_driver *driver, xd_error *out, size_t room)

@@ -120,6 +120,9 @@ void xd_sim_pass(xd_driver *sim, uint64_t ns);
    oldest first; the texts of the first 64 are kept. Returns how many there are. */
 size_t xd_sim_violations(xd_driver *sim, xd_error *out, size_t room);
 
+/* 0: says nothing about what comes from now on, for a race on purpose; 1: does so again. */
+void xd_sim_watch(xd_driver *sim, int on);
+
 /* ---- the trace ---- */
 
 enum { XD_SIM_ON_HOST, XD_SIM_ON_COMPUTE, XD_SIM_ON_IN, XD_SIM_ON_OUT, XD_SIM_ON_LINK };

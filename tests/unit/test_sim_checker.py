@@ -115,6 +115,22 @@ def test_your_own_streams():
     )
 
 
+def test_a_race_on_purpose():
+    with Runtime(sim.driver(check=True)) as runtime:
+        streams = [runtime.stream(0) for _ in range(2)]
+        buffer = runtime.buffer(0, 64)
+        runtime.driver.watch(False)
+        for stream in streams:
+            stream.fill(buffer.address, 1, 64)
+        runtime.driver.watch(True)
+        assert runtime.driver.violations() == []
+        streams[0].fill(buffer.address, 1, 64)  # after those, so this one is seen
+        with pytest.raises(OrderViolation, match="fill .* stream 0 .* fill .* stream 1"):
+            streams[0].synchronize()
+        for thing in (*streams, buffer):
+            thing.close()
+
+
 def test_kernels_that_name_wrong_ranges():
     with Runtime(sim.driver(check=True)) as runtime:
         stream = runtime.stream(0)

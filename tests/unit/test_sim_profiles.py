@@ -1,6 +1,7 @@
 """Machine profiles: those that come with pyxdev, how well h200x2 fits what was measured, and what is refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +202,19 @@ def test_unknown_profiles():
         sim.driver("/nowhere/mine.toml")
     with pytest.raises(SettingError, match="machine is 3; allowed: a profile's name, a path, or a mapping"):
         sim.resolve(3)  # type: ignore[arg-type]
+
+
+# ---- the documentation ----
+
+
+def test_what_the_documentation_shows_is_accepted(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text("utf-8")
+    shown = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert len(shown) == 2
+    for example in shown:
+        sim.resolve(write(tmp_path, example))
+    table = text[text.index("## Faults") :]
+    for kind in sim.sim_faults():
+        assert re.search(rf"^\| (\w+, )*{kind}[,| ]", table, re.M), kind
+    for name in sim.profiles():
+        assert f"| {name} |" in text
