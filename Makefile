@@ -92,6 +92,14 @@ asan: ## the same with address and undefined-behaviour sanitizers
 fakes: ## stand-ins for the libraries of CUDA and HIP over simulated devices, for tests without a GPU
 	$(MAKE) -C tests/fakes
 
+SECONDS ?= 60
+SEED ?= 1
+
+.PHONY: fuzz
+fuzz: build $(VENV)/.group-test ## changed model files against the header readers (SECONDS=60 SEED=1)
+	$(PIP) atheris 2>/dev/null || echo "atheris does not install here; the fuzzer uses its own engine"
+	$(BIN)/python tests/fuzz/headers.py --seconds $(SECONDS) --seed $(SEED)
+
 # ---- lint ----
 
 .PHONY: lint clean

@@ -307,6 +307,41 @@ int xd_reader_refused(const xd_reader *reader, int fd);
 /* The piece that was being read when the first worker failed; -1 if none failed while reading. */
 int64_t xd_reader_failed(const xd_reader *reader);
 
+/* ---- headers of model files (scan.c) --------------------------------------------------------------------------- */
+
+typedef struct xd_scan_type {
+    const char *name; /* not read for GGUF */
+    uint32_t values;  /* of a block; 1 for safetensors, 0: there is no such type */
+    uint32_t bits;    /* of a block */
+} xd_scan_type;
+
+typedef struct xd_scan_entry {
+    uint64_t offset, bytes;     /* of the data, from its beginning */
+    uint32_t name, name_bytes;  /* in the header */
+    uint32_t extents, rank;     /* in the array of extents, slowest dimension first */
+    int type;                   /* in the table of types */
+} xd_scan_entry;
+
+typedef struct xd_scan {
+    size_t count; /* in: how many entries there is room for (GGUF: how many there are); out: how many there are */
+    xd_scan_entry *entries;
+    size_t extent_count, extent_room;
+    uint64_t *extents;
+    uint64_t reached; /* the end of the last entry's data */
+    uint32_t metadata, metadata_bytes; /* __metadata__ in the header, 0 bytes if there is none */
+} xd_scan;
+
+/* Tell clean headers, whose entries come sorted by offset (equal ones as in the header) and were checked against what is
+   present, from all others: 0 (GGUF: -1), which says only that somebody else must judge. Names may still be doubled or
+   not be UTF-8. */
+int xd_scan_safetensors(xd_scan *scan, const char *header, size_t bytes, uint64_t present, const xd_scan_type *types,
+                        size_t type_count);
+/* The tensor entries of a GGUF header from `at` on. Returns where they end. */
+int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t held, size_t at, uint64_t alignment, uint64_t file_bytes,
+                     const xd_scan_type *types, size_t type_count);
+/* Steps over `count` strings of a GGUF header. Returns where they end, -1 if that is not within what is held. */
+int64_t xd_scan_gguf_strings(const void *header, size_t held, size_t at, uint64_t count);
+
 #ifdef __cplusplus
 }
 #endif

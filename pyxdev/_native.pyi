@@ -283,6 +283,28 @@ class Reader:
     @property
     def closed(self) -> bool: ...
 
+# Clean headers of model files; None says only that somebody else must judge. types: (name, values, bits of a block) by
+# number. kind: a NamedTuple of name, dtype, shape, offset, bytes.
+
+def scan_safetensors(
+    header: bytes, base: int, present: int, types: Sequence[tuple[str, int, int] | None], kind: type[Any]
+) -> tuple[list[Any], bytes] | None:
+    """Entries in file order, and the text of __metadata__ (empty if there is none)."""
+
+def scan_gguf(
+    held: bytearray,
+    at: int,
+    count: int,
+    alignment: int,
+    file_bytes: int,
+    types: Sequence[tuple[str, int, int] | None],
+    kind: type[Any],
+) -> tuple[list[Any], int] | None:
+    """Entries in file order, and where they end in the header."""
+
+def scan_gguf_strings(held: bytearray, at: int, count: int) -> int | None:
+    """Where `count` strings end."""
+
 class Array:
     """A typed, shaped view of device memory. Keeps `owner` alive. Exports DLPack and __cuda_array_interface__;
     on simulated devices it exports as CPU memory (and __array_interface__).

@@ -180,6 +180,27 @@ cdef extern from "xdev.h" nogil:
     int xd_reader_refused(const xd_reader *reader, int fd)
     int64_t xd_reader_failed(const xd_reader *reader)
 
+    ctypedef struct xd_scan_type:
+        const char *name
+        unsigned values, bits
+    ctypedef struct xd_scan_entry:
+        uint64_t offset, bytes
+        unsigned name, name_bytes
+        unsigned extents, rank
+        int type
+    ctypedef struct xd_scan:
+        size_t count
+        xd_scan_entry *entries
+        size_t extent_count, extent_room
+        uint64_t *extents
+        uint64_t reached
+        unsigned metadata, metadata_bytes
+    int xd_scan_safetensors(xd_scan *scan, const char *header, size_t bytes, uint64_t present,
+                            const xd_scan_type *types, size_t type_count)
+    int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t held, size_t at, uint64_t alignment,
+                         uint64_t file_bytes, const xd_scan_type *types, size_t type_count)
+    int64_t xd_scan_gguf_strings(const void *header, size_t held, size_t at, uint64_t count)
+
 
 cdef extern from "driver.h" nogil:
     ctypedef struct xd_symbol:

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Self
 
+from pyxdev import _native
 from pyxdev.errors import FileRefused
 from pyxdev.loader import gguf, safetensors
 from pyxdev.loader.header import Header, ModelFile, Tensor, refused, shown
@@ -72,7 +73,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
 def _read(path: str, stack: ExitStack) -> tuple[ModelFile, Header]:
     file = stack.enter_context(ModelFile(path))
     is_gguf = file.read(0, min(4, file.size)) == b"GGUF" or path.lower().endswith(".gguf")
-    return file, (gguf if is_gguf else safetensors).read(file)
+    return file, (gguf if is_gguf else safetensors).read(file, _native)
 
 
 def _open_file(path: str, stack: ExitStack) -> Model:

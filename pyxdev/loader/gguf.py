@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pyxdev.loader.header import Header, ModelFile, Tensor, check_impostor, count_values, refused, shown
+from pyxdev.loader.header import Header, ModelFile, Scanner, Tensor, check_impostor, count_values, refused, shown
 
 VERSIONS = (2, 3)
 MAX_HEADER = 128 << 20
@@ -48,22 +48,32 @@ _STRING, _ARRAY, _BOOL, _UINT32 = 8, 9, 7, 4
 _KEY = "general.alignment"
 _U64 = struct.Struct("<Q")
 _FIRST_READ = 256 << 10
+_BLOCK_TYPES = [
+    (TYPES[number].name, TYPES[number].values, 8 * TYPES[number].nbytes) if number in TYPES else None
+    for number in range(max(TYPES) + 1)
+]
+_LONGEST_ENTRY = 256  # bytes of a tensor's entry that the scanner waits for
+_MAX_SCANNED = 1 << 20  # tensors: bounds the memory that a false count can cost
 
 
-def read(file: ModelFile) -> Header:
-    """The header of an opened file, tensors in the order of their data.
+def read(file: ModelFile, scanner: Scanner | None = None) -> Header:
+    """The header of an opened file, tensors in the order of their data. A scanner is asked first, if there is one.
 
     Strings that are not UTF-8 keep their bytes as surrogate escapes. Metadata values are made when they are asked for.
     Raises FileRefused for anything that is not a whole, well-formed file.
     """
-    cursor = _Cursor(file)
+    cursor = _Cursor(file, scanner)
     tensor_count, key_count = _preamble(cursor)
     metadata = _metadata(cursor, key_count)
     alignment = _alignment(file, metadata)
-    tensors = _tensors(cursor, tensor_count, alignment)
-    data = _round_up(cursor.at, alignment)
-    placed = tuple(tensor._replace(offset=data + tensor.offset) for tensor in sorted(tensors, key=_by_offset))
-    end = _check_cover(file, placed, data, alignment)
+    if (clean := _scan(cursor, tensor_count, alignment)) is not None:
+        placed = tuple(clean)
+        end = placed[-1].offset + placed[-1].nbytes if placed else _round_up(cursor.at, alignment)
+    else:
+        tensors = _tensors(cursor, tensor_count, alignment)
+        data = _round_up(cursor.at, alignment)
+        placed = tuple(tensor._replace(offset=data + tensor.offset) for tensor in sorted(tensors, key=_by_offset))
+        end = _check_cover(file, placed, data, alignment)
     notes = (f"{file.size - end} bytes after the last tensor",) if file.size > _round_up(end, alignment) else ()
     return Header("gguf", placed, metadata, notes)
 
@@ -71,8 +81,9 @@ def read(file: ModelFile) -> Header:
 class _Cursor:
     """Reads a header from its start, growing the part held in memory only as far as lengths say and the file allows."""
 
-    def __init__(self, file: ModelFile) -> None:
+    def __init__(self, file: ModelFile, scanner: Scanner | None) -> None:
         self.file = file
+        self.scanner = scanner
         self.held = bytearray(file.read(0, min(file.size, _FIRST_READ)))
         self.at = 0
 
@@ -96,6 +107,10 @@ class _Cursor:
                 self.file.path,
                 f"the header is longer than the cap of {MAX_HEADER} bytes of this reader: {what} ends at {end}",
             )
+        self.hold(end)
+
+    def hold(self, end: int) -> None:
+        """Reads up to `end` at least, which the file and the cap must allow."""
         size = min(self.file.size, MAX_HEADER, max(end, 2 * len(self.held)))
         self.held += self.file.read(len(self.held), size - len(self.held))
 
@@ -148,17 +163,20 @@ class _Cursor:
             self.skip(item, what, depth + 1)
 
     def _skip_strings(self, count: int, what: str) -> None:
-        # The hot loop: a vocabulary has hundreds of thousands of strings.
-        unpack, held, at, end = _U64.unpack_from, self.held, self.at, len(self.held)
+        """The hot loop: a vocabulary has hundreds of thousands of strings."""
+        if self.scanner and (end := self.scanner.scan_gguf_strings(self.held, self.at, count)) is not None:
+            self.at = end
+            return
+        unpack, held, at, limit = _U64.unpack_from, self.held, self.at, len(self.held)
         for _ in range(count):
-            if at + 8 <= end:
+            if at + 8 <= limit:
                 step = at + 8 + unpack(held, at)[0]
-                if step <= end:
+                if step <= limit:
                     at = step
                     continue
             self.at = at
             self.skip(_STRING, what)
-            at, end = self.at, len(held)
+            at, limit = self.at, len(held)
         self.at = at
 
 
@@ -257,6 +275,22 @@ def _alignment(file: ModelFile, metadata: _Metadata) -> int:
     return value
 
 
+def _scan(cursor: _Cursor, count: int, alignment: int) -> list[Tensor] | None:
+    """The tensors as the scanner reads them, or None."""
+    file, begin = cursor.file, cursor.at
+    if not cursor.scanner or count > _MAX_SCANNED:
+        return None
+    while True:
+        found = cursor.scanner.scan_gguf(cursor.held, begin, count, alignment, file.size, _BLOCK_TYPES, Tensor)
+        if found:
+            tensors, cursor.at = found
+            return tensors
+        held = len(cursor.held)
+        if held >= min(file.size, MAX_HEADER, begin + _LONGEST_ENTRY * count):
+            return None
+        cursor.hold(held + 1)
+
+
 def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
     """Tensor entries, offsets still from the start of the data."""
     file, tensors, names = cursor.file, [], set()
@@ -298,7 +332,7 @@ def _check_cover(file: ModelFile, tensors: tuple[Tensor, ...], data: int, alignm
         if tensor.offset < end:
             raise refused(file.path, f"overlaps tensor {shown(before or '')}: it starts at {tensor.offset}, "
                                      f"where the other ends at {end}", tensor.name)  # fmt: skip
-        if tensor.offset + tensor.nbytes > file.size:
+        if tensor.nbytes and tensor.offset + tensor.nbytes > file.size:
             raise refused(file.path, f"ends after the file: {tensor.nbytes} bytes wanted at offset {tensor.offset}, "
                                      f"{max(0, file.size - tensor.offset)} present", tensor.name)  # fmt: skip
         if tensor.offset > _round_up(end, alignment):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from pyxdev.errors import FileRefused, ReadError
 
 MAX_VALUES = 2**63 - 1  # what a shape may multiply up to; also the largest single dimension
+
+
+BlockType = tuple[str, int, int]  # name; values and bits of a block
 
 
 class Tensor(NamedTuple):
@@ -32,6 +35,28 @@ class Header:
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+
+
+class Scanner(Protocol):
+    """Reads clean headers fast, and answers None for all others: pyxdev._native, or nothing."""
+
+    def scan_safetensors(
+        self, header: bytes, base: int, present: int, types: Sequence[BlockType | None], kind: type[Tensor], /
+    ) -> tuple[list[Tensor], bytes] | None: ...
+
+    def scan_gguf(
+        self,
+        held: bytearray,
+        at: int,
+        count: int,
+        alignment: int,
+        file_bytes: int,
+        types: Sequence[BlockType | None],
+        kind: type[Tensor],
+        /,
+    ) -> tuple[list[Tensor], int] | None: ...
+
+    def scan_gguf_strings(self, held: bytearray, at: int, count: int, /) -> int | None: ...
 
 
 def shown(text: str, limit: int = 120) -> str:

@@ -112,7 +112,7 @@ def _read(
     with ExitStack() as stack:
         direct_fds = [_open_direct(file, direct_io, stack) for file in plan.model.files]
         addresses = [buffer.address for buffer in buffers]
-        pieces, part_of = plan.pieces(addresses, direct_fds)
+        pieces, tensor_of = plan.pieces(addresses, direct_fds)
         total = int(pieces[:, 4].sum())
         threads = _count_threads(settings.threads_load, len(plan.devices), total)
         reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io)
@@ -125,7 +125,7 @@ def _read(
         try:
             _run(reader, threads, _Watch(plan, reader, total, callback))
         except (ReadError, FileRefused) as error:
-            raise _name_file(error, plan, reader, part_of) from error
+            raise _name_file(error, plan, reader, tensor_of) from error
         for file in plan.model.files:
             if code := reader.refused(file.fd):
                 log.info(
@@ -199,8 +199,8 @@ class _Watch:
         self._reader = reader
         self._total = total
         self._totals = {
-            device: sum(part.nbytes for part in plan.parts if plan.devices[part.device] == device)
-            for device in (plan.devices if callback else ())
+            device: int(plan.parts.nbytes[plan.parts.device == number].sum())
+            for number, device in enumerate(plan.devices)
         }
         self._callback = callback
         self._begin = time.monotonic()
@@ -250,12 +250,12 @@ def _run(reader: Reader, threads: int, watch: Callable[[], None]) -> None:
     watch()
 
 
-def _name_file(error: Error, plan: Plan, reader: Reader, part_of: Any) -> Error:
+def _name_file(error: Error, plan: Plan, reader: Reader, tensor_of: Any) -> Error:
     """The same error with the file and the tensor that were being read."""
     row = reader.failed
     if row is None:
         return error
-    tensor = plan.parts[part_of[row]].tensor
+    tensor = int(tensor_of[row])
     path, name = plan.model.files[plan.model.file_of[tensor]].path, plan.model.tensors[tensor].name
     text = str(refused(path, str(error), name))
     return type(error)(text, status=error.status, code=error.code, operation=error.operation)

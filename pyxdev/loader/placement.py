@@ -70,6 +70,8 @@ def by_layers(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[fl
     the last one (final norm, output). A file without layers is cut into runs by bytes, in the order given.
     """
     ends = shares(devices, tensor_split)
+    if devices == 1:
+        return [0] * len(tensors)
     layers = [layer_of(tensor.name) for tensor in tensors]
     numbers = sorted({layer for layer in layers if layer is not None})
     if not numbers:
@@ -96,14 +98,6 @@ def by_function(tensors: Sequence[Tensor], devices: Sequence[int], place: Callab
             )
         placed.append(index[device])
     return placed
-
-
-def whole(tensors: Sequence[Tensor], placed: Sequence[int]) -> list[Part]:
-    """Parts of which each is all of its tensor."""
-    return [
-        Part(number, device, 0, tensor.nbytes, 0, -1)
-        for number, (tensor, device) in enumerate(zip(tensors, placed, strict=True))
-    ]
 
 
 def by_rows(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[float] | None = None) -> list[Part]:

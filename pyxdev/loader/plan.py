@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyxdev._native import Runtime
 from pyxdev.errors import InvalidArgument, OutOfMemory
 from pyxdev.loader.files import Model
-from pyxdev.loader.placement import Part, by_function, by_layers, by_rows, shares, whole
+from pyxdev.loader.placement import by_function, by_layers, by_rows, shares
 
 ALIGNMENT = 256  # bytes; of every tensor, in its device's memory
 SPLIT_MODES = ("layer", "row", "none")
@@ -41,31 +41,49 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What is read, in file order, one element a part: the tensor, the index of its device, the bytes from `offset` of
+    the tensor on, the rows begin to end (0 to -1: all of the tensor), and the place `at` in its device's memory."""
+
+    tensor: NDArray[np.int64]
+    device: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Parts in file order. `at` is each part's place in its device's memory, `needs` one entry a device."""
+    """Who gets what of a model. `needs` has one entry a device."""
 
     model: Model
     devices: tuple[int, ...]
-    parts: list[Part]
-    at: NDArray[np.int64]
+    parts: Parts
     needs: tuple[Need, ...]
 
-    def pieces(self, addresses: Sequence[int], direct_fds: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Rows for a Reader, one for each part that has bytes, and the part that each row stands for. addresses: of
-        each device's memory; direct_fds: one a file, -1 where it is not open for direct I/O."""
-        tensors, count = self.model.tensors, len(self.parts)
-        tensor = np.fromiter((part.tensor for part in self.parts), np.intp, count)
-        device = np.fromiter((part.device for part in self.parts), np.intp, count)
-        file = np.array(self.model.file_of, np.intp)[tensor]
-        rows = np.empty((count, 6), np.int64)
-        rows[:, 0] = np.array([file.fd for file in self.model.files], np.int64)[file]
+    def pieces(
+        self, addresses: Sequence[int], direct_fds: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows for a Reader, one for each part that has bytes, and the tensor of each row. addresses: of each device's
+        memory; direct_fds: one a file, -1 where it is not open for direct I/O."""
+        parts, tensors = self.parts, self.model.tensors
+        kept = np.flatnonzero(parts.nbytes)
+        tensor, device = parts.tensor[kept], parts.device[kept]
+        file = np.array(self.model.file_of, np.int64)[tensor]
+        offsets = np.fromiter((one.offset for one in tensors), np.int64, len(tensors))
+        rows = np.empty((len(kept), 6), np.int64)
+        rows[:, 0] = np.array([one.fd for one in self.model.files], np.int64)[file]
         rows[:, 1] = np.array(direct_fds, np.int64)[file]
         rows[:, 2] = np.array(self.devices, np.int64)[device]
-        rows[:, 3] = np.fromiter((tensors[part.tensor].offset + part.offset for part in self.parts), np.int64, count)
-        rows[:, 4] = np.fromiter((part.nbytes for part in self.parts), np.int64, count)
-        rows[:, 5] = np.array(addresses, np.int64)[device] + self.at
-        kept = np.flatnonzero(rows[:, 4])
-        return np.ascontiguousarray(rows[kept]), kept
+        rows[:, 3] = offsets[tensor] + parts.offset[kept]
+        rows[:, 4] = parts.nbytes[kept]
+        rows[:, 5] = np.array(addresses, np.int64)[device] + parts.at[kept]
+        return rows, tensor
 
     def check_memory(self) -> None:
         """Raises OutOfMemory, naming the device, where something does not fit."""
@@ -81,8 +99,8 @@ class Plan:
         """For JSON: `tensors` (name, dtype, shape, bytes, device; for one split by rows `device` is a list) and
         `devices`."""
         owners: list[list[int]] = [[] for _ in self.model.tensors]
-        for part in self.parts:
-            owners[part.tensor].append(self.devices[part.device])
+        for tensor, device in zip(self.parts.tensor.tolist(), self.parts.device.tolist(), strict=True):
+            owners[tensor].append(self.devices[device])
         return {
             "format": self.model.format,
             "files": [file.path for file in self.model.files],
@@ -137,11 +155,9 @@ def make_plan(
 ) -> Plan:
     """Places the tensors of a model; see pyxdev.load for the arguments. Allocates nothing."""
     chosen = choose_devices(runtime, devices)
-    parts = _place(model, chosen, tensor_split, split_mode, place)
-    nbytes = np.fromiter((part.nbytes for part in parts), np.int64, len(parts))
-    device = np.fromiter((part.device for part in parts), np.intp, len(parts))
+    tensor, device, offset, nbytes, begin, end = _place(model, chosen, tensor_split, split_mode, place)
     padded = -(-nbytes // ALIGNMENT) * ALIGNMENT
-    at = np.empty(len(parts), np.int64)
+    at = np.empty(len(nbytes), np.int64)
     needs = []
     for number, ordinal in enumerate(chosen):
         mine = np.flatnonzero(device == number)
@@ -149,7 +165,7 @@ def make_plan(
         at[mine] = ends - padded[mine]
         free, _ = runtime.memory_info(ordinal)
         needs.append(Need(ordinal, len(mine), int(ends[-1]) if len(mine) else 0, free))
-    return Plan(model, chosen, parts, at, tuple(needs))
+    return Plan(model, chosen, Parts(tensor, device, offset, nbytes, begin, end, at), tuple(needs))
 
 
 def _place(
@@ -158,17 +174,25 @@ def _place(
     tensor_split: Sequence[float] | None,
     split_mode: str,
     place: Callable[[str], int] | None,
-) -> list[Part]:
-    tensors = model.tensors
+) -> NDArray[np.int64]:
+    """The columns of Parts but the last."""
+    tensors, count = model.tensors, len(devices)
     if split_mode not in SPLIT_MODES:
         raise InvalidArgument(f"split_mode is {split_mode!r}; allowed: {', '.join(SPLIT_MODES)}")
-    if place is not None:
-        if tensor_split is not None or split_mode != "layer":
-            raise InvalidArgument("place decides alone; tensor_split and split_mode cannot be given with it")
-        return whole(tensors, by_function(tensors, devices, place))
+    if place is not None and (tensor_split is not None or split_mode != "layer"):
+        raise InvalidArgument("place decides alone; tensor_split and split_mode cannot be given with it")
     if split_mode == "row":
-        return by_rows(tensors, len(devices), tensor_split)
-    if split_mode == "none":
-        shares(len(devices), tensor_split)
-        return whole(tensors, [0] * len(tensors))
-    return whole(tensors, by_layers(tensors, len(devices), tensor_split))
+        return np.array(by_rows(tensors, count, tensor_split), np.int64).reshape(-1, 6).T
+    if place is not None:
+        chosen = by_function(tensors, devices, place)
+    elif split_mode == "none":
+        shares(count, tensor_split)
+        chosen = [0] * len(tensors)
+    else:
+        chosen = by_layers(tensors, count, tensor_split)
+    whole = np.zeros((6, len(tensors)), np.int64)
+    whole[0] = np.arange(len(tensors))
+    whole[1] = chosen
+    whole[3] = np.fromiter((tensor.nbytes for tensor in tensors), np.int64, len(tensors))
+    whole[5] = -1
+    return whole

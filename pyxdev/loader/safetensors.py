@@ -8,12 +8,22 @@ this reader, not of the format.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 from pyxdev.errors import FileRefused
-from pyxdev.loader.header import MAX_VALUES, Header, ModelFile, Tensor, check_impostor, count_values, refused, shown
+from pyxdev.loader.header import (
+    MAX_VALUES,
+    Header,
+    ModelFile,
+    Scanner,
+    Tensor,
+    check_impostor,
+    count_values,
+    refused,
+    shown,
+)
 
 MAX_HEADER = 256 << 20
 MAX_RANK = 64
@@ -28,14 +38,14 @@ BITS = {
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # never raw in JSON
+_TYPES = [(name, 1, bits) for name, bits in BITS.items()]
 _CHUNK = 4 << 20
 
 Pairs = tuple[tuple[str, Any], ...]  # a JSON object, with its duplicates; a JSON array is a list
 
 
-def read(file: ModelFile) -> Header:
-    """The header of an opened file, tensors in the order of their data.
+def read(file: ModelFile, scanner: Scanner | None = None) -> Header:
+    """The header of an opened file, tensors in the order of their data. A scanner is asked first, if there is one.
 
     Raises FileRefused for anything that is not a whole, well-formed file.
     """
@@ -57,7 +67,11 @@ def read(file: ModelFile) -> Header:
     if length > MAX_HEADER:
         raise refused(file.path, f"the header length is {length}, over the cap of {MAX_HEADER} bytes of this reader")
 
-    pairs = _object(file, read_json(file, 8, length), "the header")
+    text = _read_text(file, 8, length)
+    if scanner and (clean := scanner.scan_safetensors(text, 8 + length, file.size - 8 - length, _TYPES, Tensor)):
+        found, stated = clean
+        return Header("safetensors", tuple(found), _metadata(file, _parse_json(file, 8, stated)) if stated else {})
+    pairs = _object(file, _parse_json(file, 8, text), "the header")
     metadata: dict[str, str] = {}
     entries: list[tuple[int, int, str, str, tuple[int, ...]]] = []
     for name, entry in pairs:
@@ -67,7 +81,7 @@ def read(file: ModelFile) -> Header:
             entries.append(_entry(file, name, entry))
     if len(dict(pairs)) < len(pairs):
         raise _duplicate(file, [name for name, _ in pairs])
-    entries.sort()
+    entries.sort(key=itemgetter(0, 1))
     _check_cover(file, entries, file.size - 8 - length)
     base = 8 + length
     tensors = tuple(Tensor(name, dtype, shape, base + begin, end - begin) for begin, end, name, dtype, shape in entries)
@@ -76,16 +90,22 @@ def read(file: ModelFile) -> Header:
 
 def read_json(file: ModelFile, offset: int, length: int) -> Any:
     """JSON text of a file. Objects come as tuples of pairs, so that duplicate keys stay visible; arrays as lists."""
+    return _parse_json(file, offset, _read_text(file, offset, length))
+
+
+def _read_text(file: ModelFile, offset: int, length: int) -> bytes:
     chunks: list[bytes] = []
     for at in range(0, length, _CHUNK):
         chunk = file.read(offset + at, min(_CHUNK, length - at))
-        if found := _CONTROL.search(chunk):  # before the rest of a sparse giant is read
-            raise refused(file.path, f"not JSON: byte {found[0][0]} at offset {offset + at + found.start()}")
+        if (zero := chunk.find(0)) >= 0:  # before the rest of a sparse giant is read
+            raise refused(file.path, f"not JSON: byte 0 at offset {offset + at + zero}")
         chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _parse_json(file: ModelFile, offset: int, text: bytes) -> Any:
     try:
-        text = b"".join(chunks).decode("utf-8")
-        chunks.clear()
-        return json.loads(text, object_pairs_hook=tuple)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=tuple)
     except UnicodeDecodeError as error:
         raise refused(file.path, f"not JSON: not UTF-8 at byte {offset + error.start}") from error
     except RecursionError as error:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from pyxdev._native import Array, Buffer, Runtime
 from pyxdev.errors import Closed
-from pyxdev.loader.placement import Part
 from pyxdev.loader.plan import ARRAY_DTYPES, Plan
 from pyxdev.loader.report import Report
 
@@ -44,9 +45,10 @@ class Weights(Mapping[str, Any]):
         self.metadata: Mapping[str, Any] = plan.model.metadata
         self.report = report
         self._tensors = plan.model.tensors
-        self._parts: dict[str, list[tuple[Part, int]]] = {tensor.name: [] for tensor in self._tensors}
-        for part, at in zip(plan.parts, plan.at.tolist(), strict=True):
-            self._parts[self._tensors[part.tensor].name].append((part, at))
+        self._parts = plan.parts
+        # The parts of tensor n are those from first[n] up to first[n + 1].
+        self._first = np.searchsorted(plan.parts.tensor, np.arange(len(self._tensors) + 1))
+        self._numbers = {tensor.name: number for number, tensor in enumerate(self._tensors)}
         self._buffers = list(buffers)
         self._owned = owned
         self._made: dict[str, Array | Rows] = {}
@@ -54,34 +56,35 @@ class Weights(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         made = self._made.get(name)
         if made is None:
-            parts = self._parts[name]
+            number = self._numbers[name]
             if not self._buffers:
                 raise Closed("the weights are closed")
-            made = self._made[name] = self._make(parts)
+            made = self._made[name] = self._make(number)
         return made
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._numbers)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._numbers)
 
     def __repr__(self) -> str:
         return (
             f"<pyxdev.Weights {len(self)} tensors on devices {list(self.devices)}{'' if self._buffers else ', closed'}>"
         )
 
-    def _make(self, parts: list[tuple[Part, int]]) -> Array | Rows:
-        tensor = self._tensors[parts[0][0].tensor]
+    def _make(self, number: int) -> Array | Rows:
+        tensor, parts = self._tensors[number], self._parts
         dtype = ARRAY_DTYPES.get(tensor.dtype, tensor.dtype)
         arrays = []
-        for part, at in parts:
-            buffer = self._buffers[part.device]
-            shape = tensor.shape if part.end < 0 else (part.end - part.begin, *tensor.shape[1:])
-            address = buffer.address + at if part.nbytes else 0
-            device = self.devices[part.device]
-            arrays.append(Array(self.runtime, device, address, shape, dtype, nbytes=part.nbytes, owner=buffer))
-        if parts[0][0].end < 0:
+        for index in range(self._first[number], self._first[number + 1]):
+            begin, end, nbytes = int(parts.begin[index]), int(parts.end[index]), int(parts.nbytes[index])
+            shape = tensor.shape if end < 0 else (end - begin, *tensor.shape[1:])
+            buffer = self._buffers[parts.device[index]]
+            address = buffer.address + int(parts.at[index]) if nbytes else 0
+            device = self.devices[parts.device[index]]
+            arrays.append(Array(self.runtime, device, address, shape, dtype, nbytes=nbytes, owner=buffer))
+        if parts.end[self._first[number]] < 0:
             return arrays[0]
         return Rows(tensor.shape, dtype, tuple(arrays))
 
