@@ -11,7 +11,8 @@ Addresses need no alignment. The report must be zero before the first check.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -223,6 +224,8 @@ class CudaModules:
 
             self._driver = driver
             self._images = _compile_each(runtime, lambda arch: _nvrtc(nvrtc, arch))
+        except BackendUnavailable:
+            raise
         except (ImportError, RuntimeError) as failure:
             raise BackendUnavailable(
                 f"the checks' kernels need NVRTC (pip install nvidia-cuda-nvrtc): {failure}"
@@ -231,43 +234,45 @@ class CudaModules:
         self._modules: list[tuple[int, Any]] = []
         self._functions: dict[tuple[int, str], Any] = {}
 
-    def _load(self, device: int) -> None:
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
         driver = self._driver
-        handle = _checked("cuDeviceGet", driver.cuDeviceGet(device))
-        self._contexts[device] = handle, _checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(handle))
         _checked("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._contexts[device][1]))
         try:
+            yield
+        finally:
+            _checked("cuCtxPopCurrent", driver.cuCtxPopCurrent())
+
+    def _load(self, device: int) -> None:
+        driver = self._driver
+        if device not in self._contexts:
+            handle = _checked("cuDeviceGet", driver.cuDeviceGet(device))
+            context = _checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(handle))
+            self._contexts[device] = handle, context
+        with self._on(device):
             module = _checked("cuModuleLoadData", driver.cuModuleLoadData(self._images[device]))
             self._modules.append((device, module))
             for name in NAMES:
                 found = driver.cuModuleGetFunction(module, name.encode())
                 self._functions[device, name] = _checked("cuModuleGetFunction", found)
-        finally:
-            _checked("cuCtxPopCurrent", driver.cuCtxPopCurrent())
 
     def launch(self, stream: Stream, name: str, blocks: int, threads: int, arguments: Sequence[_Argument]) -> None:
         driver, device = self._driver, stream.device
         if (device, name) not in self._functions:
             self._load(device)
         values, kinds = zip(*arguments, strict=True)
-        _checked("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._contexts[device][1]))
-        try:
+        with self._on(device):
             function = self._functions[device, name]
             launched = driver.cuLaunchKernel(
                 function, blocks, 1, 1, threads, 1, 1, 0, stream.handle, (values, kinds), 0
             )
             _checked("cuLaunchKernel", launched)
-        finally:
-            _checked("cuCtxPopCurrent", driver.cuCtxPopCurrent())
 
     def close(self) -> None:
         driver = self._driver
         for device, module in self._modules:
-            _checked("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._contexts[device][1]))
-            try:
+            with self._on(device):
                 _checked("cuModuleUnload", driver.cuModuleUnload(module))
-            finally:
-                _checked("cuCtxPopCurrent", driver.cuCtxPopCurrent())
         for handle, _ in self._contexts.values():
             _checked("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(handle))
         self._modules.clear()
@@ -310,6 +315,8 @@ class HipModules:
             self._hip: Any = hip
             self._images = _compile_each(runtime, lambda arch: _hiprtc(hiprtc, arch))
             self.ticks = 1000.0 * self._rate()
+        except BackendUnavailable:
+            raise
         except (ImportError, RuntimeError) as failure:
             raise BackendUnavailable(f"the checks' kernels need hiprtc (hip-python): {failure}") from failure
         self._modules: dict[int, Any] = {}
@@ -324,6 +331,16 @@ class HipModules:
             return 1_000_000
         return int(rate) or 1_000_000
 
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        hip = self._hip
+        before = _checked("hipGetDevice", hip.hipGetDevice())
+        _checked("hipSetDevice", hip.hipSetDevice(device))
+        try:
+            yield
+        finally:
+            _checked("hipSetDevice", hip.hipSetDevice(before))
+
     def _load(self, device: int) -> None:
         hip = self._hip
         self._modules[device] = _checked("hipModuleLoadData", hip.hipModuleLoadData(self._images[device]))
@@ -333,21 +350,18 @@ class HipModules:
 
     def launch(self, stream: Stream, name: str, blocks: int, threads: int, arguments: Sequence[_Argument]) -> None:
         hip, device = self._hip, stream.device
-        before = _checked("hipGetDevice", hip.hipGetDevice())
-        _checked("hipSetDevice", hip.hipSetDevice(device))
-        try:
+        with self._on(device):
             if device not in self._modules:
                 self._load(device)
             function = self._functions[device, name]
             values = tuple(kind(value) for value, kind in arguments)
             launched = hip.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream.handle, None, values)
             _checked("hipModuleLaunchKernel", launched)
-        finally:
-            _checked("hipSetDevice", hip.hipSetDevice(before))
 
     def close(self) -> None:
-        for module in self._modules.values():
-            _checked("hipModuleUnload", self._hip.hipModuleUnload(module))
+        for device, module in self._modules.items():
+            with self._on(device):
+                _checked("hipModuleUnload", self._hip.hipModuleUnload(module))
         self._modules.clear()
         self._functions.clear()
 

@@ -806,6 +806,134 @@ static cu_result launch_host(cu_stream stream, cu_host_function function, void *
     return result_of(sim->launch(sim, h->context->device, h->sim, &kernel, NULL));
 }
 
+/* ---- modules: an image is not looked into, whatever it is, it has the kernels of pyxdev/checks/kernels.py ---- */
+
+typedef struct fake_function {
+    cu_context context;
+    const char *name;
+    int (*run)(void *arg);
+} fake_function;
+
+typedef struct fake_launch {
+    uint64_t at, bytes, key, first, report;
+} fake_launch;
+
+static unsigned char pattern_byte(const fake_launch *l, uint64_t i)
+{
+    uint64_t place = l->first + i, v = l->key + place / 8;
+    v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9u;
+    v = (v ^ v >> 27) * 0x94d049bb133111ebu;
+    return (unsigned char)((v ^ v >> 31) >> place % 8 * 8);
+}
+
+static int run_fill(void *arg)
+{
+    const fake_launch *l = arg;
+    for (uint64_t i = 0; i < l->bytes; i++)
+        ((unsigned char *)(uintptr_t)l->at)[i] = pattern_byte(l, i);
+    return 0;
+}
+
+static int run_check(void *arg)
+{
+    const fake_launch *l = arg;
+    uint64_t *report = (uint64_t *)(uintptr_t)l->report;
+    for (uint64_t i = 0; i < l->bytes; i++)
+        if (((const unsigned char *)(uintptr_t)l->at)[i] != pattern_byte(l, i)) {
+            report[0]++;
+            report[1] = ~i > report[1] ? ~i : report[1];
+            report[2] = i + 1 > report[2] ? i + 1 : report[2];
+        }
+    return 0;
+}
+
+static int run_nothing(void *arg)
+{
+    (void)arg;
+    return 0;
+}
+
+static int run_end_of_spin(void *arg)
+{
+    const fake_launch *l = arg;
+    ((uint32_t *)(uintptr_t)l->at)[1] = 1;
+    return 0;
+}
+
+static fake_function functions[MAX_DEVICES][3];
+
+static cu_result module_load(cu_context *module, const void *image)
+{
+    enum { INVALID_IMAGE = 200 };
+    NEED_CONTEXT("cuModuleLoadData");
+    if (memcmp(image, "\177ELF", 4) != 0)
+        return INVALID_IMAGE;
+    *module = current();
+    return CU_SUCCESS;
+}
+
+static cu_result module_unload(cu_context module)
+{
+    NEED_CONTEXT("cuModuleUnload");
+    return module == current() ? CU_SUCCESS : INVALID_CONTEXT;
+}
+
+static cu_result module_get_function(fake_function **out, cu_context module, const char *name)
+{
+    static const fake_function known[] = {{NULL, "fill", run_fill}, {NULL, "check", run_check}, {NULL, "spin", run_nothing}};
+    NEED_CONTEXT("cuModuleGetFunction");
+    for (size_t i = 0; module == current() && i < sizeof known / sizeof known[0]; i++)
+        if (!strcmp(known[i].name, name)) {
+            *out = &functions[module->device][i];
+            **out = known[i];
+            (*out)->context = module;
+            return CU_SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+static cu_result launch_one(handle *stream, int (*run)(void *), const fake_launch *with, uint64_t cost)
+{
+    fake_launch *kept = malloc(sizeof *kept);
+    if (!kept)
+        return CU_OUT_OF_MEMORY;
+    *kept = *with;
+    xd_kernel kernel = {.run = run, .drop = free, .arg = kept, .cost = cost};
+    return result_of(sim->launch(sim, stream->context->device, stream->sim, &kernel, NULL));
+}
+
+/* Parameters: at, bytes, key, first, report; those of spin: latch, ns. A spin takes all of its time. They come one by
+   one, or packed with their place in `extra`. */
+#define PARAMETERS_END ((void *)0)
+#define PARAMETERS_AT ((void *)1)
+
+static cu_result launch_kernel(fake_function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra)
+{
+    NEED_CONTEXT("cuLaunchKernel");
+    handle *h;
+    cu_result code = handle_use(stream, 0, &h);
+    if (code)
+        return code;
+    if (!gx || !gy || !gz || !bx || !by || !bz || shared || !parameters == !extra || function->context != current())
+        return CU_INVALID_VALUE;
+    fake_launch l = {0};
+    uint64_t *const fields[] = {&l.at, &l.bytes, &l.key, &l.first, &l.report};
+    size_t count = function->run == run_check ? 5 : function->run == run_fill ? 4 : 2;
+    const unsigned char *packed = NULL;
+    for (void **next = extra; next && *next != PARAMETERS_END; next += 2)
+        if (*next == PARAMETERS_AT)
+            packed = next[1];
+    if (extra && !packed)
+        return CU_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        memcpy(fields[i], packed ? (const void *)(packed + i * sizeof *fields[i]) : parameters[i], sizeof *fields[i]);
+    if (function->run != run_nothing)
+        return launch_one(h, function->run, &l, l.bytes / 400 + 1000);
+    code = launch_one(h, run_nothing, &l, l.bytes);
+    return code ? code : launch_one(h, run_end_of_spin, &l, 0);
+}
+
 /* ---- the one export ---- */
 
 typedef struct entry {
@@ -863,6 +991,10 @@ static const entry entries[] = {
     ENTRY("cuMemcpy3DPeerAsync", 4000, 99999, copy_3d_peer),
     ENTRY("cuMemsetD8Async", 3020, 99999, memset_d8),
     ENTRY("cuLaunchHostFunc", 10000, 13010, launch_host),
+    ENTRY("cuModuleLoadData", 2000, 99999, module_load),
+    ENTRY("cuModuleUnload", 2000, 99999, module_unload),
+    ENTRY("cuModuleGetFunction", 2000, 99999, module_get_function),
+    ENTRY("cuLaunchKernel", 4000, 99999, launch_kernel),
 };
 
 __attribute__((visibility("default"))) cu_result cuGetProcAddress_v2(const char *name, void **function, int version,
