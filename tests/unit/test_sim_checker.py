@@ -125,7 +125,7 @@ def test_a_race_on_purpose():
         runtime.driver.watch(True)
         assert runtime.driver.violations() == []
         streams[0].fill(buffer.address, 1, 64)  # after those, so this one is seen
-        with pytest.raises(OrderViolation, match="fill .* stream 0 .* fill .* stream 1"):
+        with pytest.raises(OrderViolation, match=r"fill .* stream 0 .* fill .* stream 1"):
             streams[0].synchronize()
         for thing in (*streams, buffer):
             thing.close()
