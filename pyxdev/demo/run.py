@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ from pyxdev._native import Runtime
 from pyxdev.demo.model import model_file
 from pyxdev.demo.stages import make_stages
 from pyxdev.demo.tokenizer import Tokenizer
-from pyxdev.errors import InvalidArgument
+from pyxdev.errors import InvalidArgument, NoPeerAccess
 from pyxdev.executor import Executor, Ticket
 from pyxdev.loader.loader import load
 from pyxdev.settings import HostStage
+
+log = logging.getLogger("pyxdev")
 
 Logits = np.ndarray[Any, Any]
 
@@ -77,7 +80,8 @@ def run(
     in_flight: int | str = "auto",
 ) -> Outcome:
     """Runs the work on the first of the devices alone and then on all of them, once for each of `paths`, which are
-    values of the setting host_stage. The text is that of the first path's run."""
+    values of the setting host_stage. The text is that of the first path's run. Where there are several paths, one that
+    these devices do not have is left out, with a warning."""
     for name, value, least in (("microbatch", work.microbatch, 1), ("tokens", work.tokens, 0)):
         if value < least:
             raise InvalidArgument(f"{name} is {value}; numbers from {least} up are allowed")
@@ -95,7 +99,14 @@ def run(
     differences: list[float] = []
     for path in paths:
         used = devices[: len(stages)]
-        with Executor(used, stages, runtime=runtime, in_flight=in_flight, host_stage=path) as executor:
+        try:
+            executor = Executor(used, stages, runtime=runtime, in_flight=in_flight, host_stage=path)
+        except NoPeerAccess as error:
+            if len(paths) == 1:
+                raise
+            log.warning("no run with host_stage %s: %s", path, error)
+            continue
+        with executor:
             row, tickets = _measure(executor, inputs, len(prompt))
             rows.append(row)
             differences += [float(np.abs(_logits(ticket) - expected).max()) for ticket in tickets]

@@ -64,7 +64,7 @@ def test_devices_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(pair["src"], pair["dst"]) for pair in found["pairs"]] == [
         (src, dst) for src in range(4) for dst in range(4) if src != dst
     ]
-    assert {pair["path"] for pair in found["pairs"]} == {"direct"}
+    assert {(pair["peer"], pair["verdict"], pair["path"]) for pair in found["pairs"]} == {("yes", "verified", "direct")}
 
 
 def test_devices_without_peer_access(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
