@@ -136,29 +136,47 @@ class Layouts:
         return layout
 
 
-class Activation:
-    """A value on a device, or on its way there.
+class Value:
+    """What a stage is given, but for the arrays' memory.
 
-    spans: (offset in a block of this layout, address, bytes) of the arrays as they lie now, empty ones left out.
     plain: the plain leaves; filled in by the kernel of the stage where that runs later than it is submitted.
     guess: what is known of them when the next stage is submitted, UNKNOWN where nothing is.
-    keep: what keeps the memory alive.
     """
 
-    __slots__ = ("device", "guess", "keep", "layout", "plain", "ready", "spans")
+    __slots__ = ("guess", "layout", "plain")
 
-    def __init__(
-        self, device: int, layout: Layout, spans: list[tuple[int, int, int]], plain: list[Any], guess: Sequence[Any],
-        keep: Any,
-    ) -> None:  # fmt: skip
-        self.device = device
+    def __init__(self, layout: Layout, plain: list[Any], guess: Sequence[Any]) -> None:
         self.layout = layout
-        self.spans = spans
         self.plain = plain
         self.guess = guess
-        self.keep = keep
-        self.ready: Any = None  # the event after which it is there
+
+    @property
+    def complete(self) -> bool:
+        """Whether the plain leaves are there."""
+        return len(self.plain) == len(self.layout.paths)
 
     def values(self) -> list[Any]:
-        """The plain leaves; on the device's side of `ready` only."""
+        """The plain leaves."""
         return self.plain
+
+
+class Activation:
+    """A value in memory of a device, or on its way there.
+
+    spans: (offset in a block of the value's layout, address, bytes) of the arrays, empty ones left out.
+    keep: what keeps the memory alive.
+    ready: the event after which all is there.
+    """
+
+    __slots__ = ("device", "keep", "ready", "spans", "value")
+
+    def __init__(self, device: int, value: Value, spans: list[tuple[int, int, int]], keep: Any) -> None:
+        self.device = device
+        self.value = value
+        self.spans = spans
+        self.keep = keep
+        self.ready: Any = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.value.layout

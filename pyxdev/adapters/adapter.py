@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyxdev._native import Event, Runtime, Stream
-from pyxdev.adapters.activation import Activation, Spec
+from pyxdev.adapters.activation import Activation, Spec, Value
 
 if TYPE_CHECKING:
     from pyxdev.executor.results import Fetch
@@ -48,7 +48,7 @@ class Adapter(Protocol):
     def source(self, runtime: Runtime, leaf: Any) -> Source:
         """An array on a device, as a copy takes it."""
 
-    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage's function on the stage's stream; its input is in the slot. Raises Stopped after it has told
         the stage of the function's exception."""
 

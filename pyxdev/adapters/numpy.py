@@ -9,12 +9,13 @@ return anything.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pyxdev._native import HOST, Array, Runtime
-from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, build, flatten
+from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.errors import InvalidArgument
 
@@ -32,7 +33,7 @@ class Expected(NamedTuple):
     passed: tuple[int | None, ...]
     declared: tuple[Any, ...]  # plain values that `out` gave, UNKNOWN for none
 
-    def guess(self, incoming: Activation) -> list[Any]:
+    def guess(self, incoming: Value) -> list[Any]:
         return [
             declared if position is None else incoming.guess[position]
             for position, declared in zip(self.passed, self.declared, strict=True)
@@ -74,7 +75,7 @@ class NumpyAdapter:
 
     # ---- the stage ----
 
-    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         example = incoming.layout.example(incoming.guess) if callable(stage.cost) or callable(stage.out) else None
         cost = self._ask(stage, batch, stage.cost, example)
         expected = self._expect(stage, batch, incoming, example)
@@ -82,16 +83,17 @@ class NumpyAdapter:
             return self._learn(stage, batch, slot, incoming, cost)
         outgoing = self._outgoing(stage, batch, expected, incoming)
         address = slot.address  # a slot that grows lies elsewhere when the kernel runs
+        value, target = outgoing.value, outgoing.keep.address
 
         def kernel() -> None:
             returned = self._call(stage, batch, address, incoming)
             if returned is not None:
-                self._store(stage, batch, outgoing, *returned)
+                self._store(stage, batch, value, target, *returned)
 
-        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), outgoing)
+        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), outgoing.spans)
         return outgoing
 
-    def _expect(self, stage: BoundStage, batch: Microbatch, incoming: Activation, example: Any) -> Expected | None:
+    def _expect(self, stage: BoundStage, batch: Microbatch, incoming: Value, example: Any) -> Expected | None:
         if callable(stage.out):
             return self._declared(stage, batch, self._ask(stage, batch, stage.out, example), True)
         key = (incoming.layout, _modes(incoming.guess))
@@ -122,17 +124,17 @@ class NumpyAdapter:
         values = tuple(plain) if knows_plain else (UNKNOWN,) * len(plain)
         return Expected(self._layouts.of(structure, specs), (None,) * len(plain), values)
 
-    def _learn(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation, cost: float) -> Activation:
+    def _learn(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value, cost: float) -> Activation:
         """Runs the stage now, and stores its outputs by a second kernel."""
         returned: list[tuple[Layout, list[Any], list[Any]]] = []
         address = slot.address
 
-        def kernel() -> None:
+        def run() -> None:
             found = self._call(stage, batch, address, incoming)
             if found is not None:
                 returned.append(found)
 
-        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), None)
+        self._launch(stage, run, cost, (address, incoming.layout.nbytes), [])
         stage.stream.synchronize()
         if not returned:
             raise Stopped
@@ -143,30 +145,32 @@ class NumpyAdapter:
             self._known.clear()
         self._known[incoming.layout, _modes(incoming.guess)] = expected
         outgoing = self._outgoing(stage, batch, expected, incoming)
-        self._launch(stage, lambda: self._store(stage, batch, outgoing, layout, arrays, plain), 0.0, (0, 0), outgoing)
+        value, target = outgoing.value, outgoing.keep.address
+        kernel = partial(self._store, stage, batch, value, target, layout, arrays, plain)
+        self._launch(stage, kernel, 0.0, (0, 0), outgoing.spans)
         return outgoing
 
-    def _outgoing(self, stage: BoundStage, batch: Microbatch, expected: Expected, incoming: Activation) -> Activation:
+    def _outgoing(self, stage: BoundStage, batch: Microbatch, expected: Expected, incoming: Value) -> Activation:
         layout = expected.layout
         block = stage.blocks.take(batch.turn, layout.nbytes)
         spans = [(0, block.address, layout.nbytes)] if layout.nbytes else []
-        return Activation(stage.device, layout, spans, [], expected.guess(incoming), block)
+        return Activation(stage.device, Value(layout, [], expected.guess(incoming)), spans, block)
 
     def _launch(
-        self, stage: BoundStage, kernel: Any, cost: float, reads: tuple[int, int], outgoing: Activation | None
+        self, stage: BoundStage, kernel: Any, cost: float, reads: tuple[int, int], writes: list[tuple[int, int, int]]
     ) -> None:
         stage.stream.launch(
             kernel,
             cost=cost,
             label=stage.name[:31],
             reads=[reads] if reads[1] else (),
-            writes=[(address, nbytes) for _, address, nbytes in outgoing.spans] if outgoing is not None else (),
+            writes=[(address, nbytes) for _, address, nbytes in writes],
         )
 
     # ---- inside kernels: what is raised here must reach the microbatch, or the device counts as failed ----
 
     def _call(
-        self, stage: BoundStage, batch: Microbatch, address: int, incoming: Activation
+        self, stage: BoundStage, batch: Microbatch, address: int, incoming: Value
     ) -> tuple[Layout, list[Any], list[Any]] | None:
         if batch.stopped:
             return None
@@ -192,21 +196,22 @@ class NumpyAdapter:
         self,
         stage: BoundStage,
         batch: Microbatch,
-        outgoing: Activation,
+        value: Value,
+        address: int,
         layout: Layout,
         arrays: list[Any],
         plain: list[Any],
     ) -> None:
         try:
-            if layout is not outgoing.layout and not layout.same(outgoing.layout):
+            if layout is not value.layout and not layout.same(value.layout):
                 raise InvalidArgument(
-                    f"returned {layout!r} where {outgoing.layout!r} was expected; a stage whose outputs do not follow "
+                    f"returned {layout!r} where {value.layout!r} was expected; a stage whose outputs do not follow "
                     "from the structure and shapes of its inputs needs out="
                 )
-            memory = _memory(outgoing.keep.address, layout.nbytes)
+            memory = _memory(address, layout.nbytes)
             for leaf, offset, spec in zip(arrays, layout.offsets, layout.specs, strict=True):
                 np.copyto(_view(memory, offset, spec), leaf)
-            outgoing.plain.extend(plain)
+            value.plain.extend(plain)
         except BaseException as error:  # noqa: BLE001
             stage.report(batch, error)
 
@@ -218,7 +223,7 @@ class NumpyAdapter:
             arrays = [
                 _view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)
             ]
-        return build(layout.structure, iter(arrays), iter(output.values()))
+        return build(layout.structure, iter(arrays), iter(output.value.values()))
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -262,7 +267,7 @@ def _modes(guess: Any) -> tuple[Any, ...]:
     return tuple([value if value is None or isinstance(value, bool | str) else UNKNOWN for value in guess])
 
 
-def _passed(incoming: Activation, layout: Layout, plain: list[Any]) -> tuple[int | None, ...]:
+def _passed(incoming: Value, layout: Layout, plain: list[Any]) -> tuple[int | None, ...]:
     """For each plain output the position of the same value at the same place of the input, if there is one."""
     before = {path: position for position, path in enumerate(incoming.layout.paths)}
     values = incoming.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import HOST, Array, Runtime
-from pyxdev.adapters.activation import Activation, Layouts, Spec, build, flatten
+from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.errors import InvalidArgument
 
@@ -92,7 +92,7 @@ class RawAdapter:
 
     # ---- the stage ----
 
-    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         raw = self._raw = self._raw or RawStage(stage)
         raw.begin(batch.turn)
         try:
@@ -112,9 +112,9 @@ class RawAdapter:
             for offset, leaf in zip(layout.offsets, owned, strict=True)
             if leaf.nbytes
         ]
-        return Activation(stage.device, layout, spans, plain, plain, owned)
+        return Activation(stage.device, Value(layout, plain, plain), spans, owned)
 
-    def _input(self, stage: BoundStage, slot: Slot, incoming: Activation) -> Any:
+    def _input(self, stage: BoundStage, slot: Slot, incoming: Value) -> Any:
         layout = incoming.layout
         views = slot.views.get(layout)
         if views is None:
@@ -125,8 +125,8 @@ class RawAdapter:
                 )
                 for offset, spec in zip(layout.offsets, layout.specs, strict=True)
             ]  # fmt: skip
-        if layout.paths and len(incoming.plain) != len(layout.paths):
-            incoming.ready.wait()  # plain values of a stage that runs later than it is submitted
+        if not incoming.complete:
+            stage.stream.synchronize()  # plain values of a stage that runs later than it is submitted
         return build(layout.structure, iter(views), iter(incoming.values()))
 
     def _output_spec(self, stage: BoundStage, leaf: Array) -> Spec:
@@ -150,7 +150,7 @@ class RawAdapter:
             fetch.copy(addresses.get(offset, 0), spec)
             for offset, spec in zip(layout.offsets, layout.specs, strict=True)
         ]
-        return build(layout.structure, iter(arrays), iter(output.values()))
+        return build(layout.structure, iter(arrays), iter(output.value.values()))
 
     def close(self) -> None:
         """Nothing was opened."""

@@ -20,7 +20,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from pyxdev._native import HOST, Array, Event, Runtime, Stream
-from pyxdev.adapters.activation import Activation, Layouts, Spec, build, flatten
+from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.adapters.numpy import host_spec
 from pyxdev.errors import InvalidArgument
@@ -103,7 +103,7 @@ class TorchAdapter:
 
     # ---- the stage ----
 
-    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         views = slot.views.get(incoming.layout) or self._make_views(stage, slot, incoming)
         arrays: list[Any] = []
         plain: list[Any] = []
@@ -123,12 +123,12 @@ class TorchAdapter:
             for offset, tensor, spec in zip(layout.offsets, arrays, specs, strict=True)
             if spec.nbytes
         ]
-        return Activation(stage.device, layout, spans, plain, plain, arrays)
+        return Activation(stage.device, Value(layout, plain, plain), spans, arrays)
 
     def _is_tensor(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor)
 
-    def _call(self, stage: BoundStage, views: Views, incoming: Activation) -> Any:
+    def _call(self, stage: BoundStage, views: Views, incoming: Value) -> Any:
         # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.
         inputs = [view.detach() for view in views.tensors]
         return stage.fn(build(incoming.layout.structure, iter(inputs), iter(incoming.values())))
@@ -153,7 +153,7 @@ class TorchAdapter:
             self._stream = external(stage.stream.handle, device=stage.device)
         return torch.cuda.stream(self._stream)
 
-    def _make_views(self, stage: BoundStage, slot: Slot, incoming: Activation) -> Views:
+    def _make_views(self, stage: BoundStage, slot: Slot, incoming: Value) -> Views:
         layout = incoming.layout
         with self._current(stage):
             memory = Array(stage.runtime, stage.device, slot.address, (layout.nbytes,), "uint8", owner=slot.buffer)
@@ -167,9 +167,13 @@ class TorchAdapter:
         tensors = [tensor.clone() for tensor in output.keep]
         if tensors:
             released = stage.reader_event()
-            released.record(self._their_stream(stage.runtime, stage.device))
+            try:
+                released.record(self._their_stream(stage.runtime, stage.device))
+            except BaseException:
+                torch.cuda.synchronize(stage.device)
+                raise
             stage.hold(released, output.keep)
-        return build(output.layout.structure, iter(tensors), iter(output.values()))
+        return build(output.layout.structure, iter(tensors), iter(output.value.values()))
 
     def close(self) -> None:
         for stream in self._theirs.values():

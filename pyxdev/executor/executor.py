@@ -9,19 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Self
 
 from pyxdev import adapters
 from pyxdev._native import Runtime, Stream
 from pyxdev.adapters import Activation, Layouts, Stopped
 from pyxdev.backends import open as open_backend
-from pyxdev.errors import Cancelled, Closed, DeviceFault, Error, InvalidArgument, StageInterrupted
+from pyxdev.errors import Cancelled, Closed, DeviceFault, Error, InvalidArgument, OrderViolation, StageInterrupted
 from pyxdev.executor import plan as planning
 from pyxdev.executor.inputs import Inputs
 from pyxdev.executor.links import Links
 from pyxdev.executor.locks import Guests, Order
 from pyxdev.executor.plan import Plan, Stage
 from pyxdev.executor.progress import with_progress
+from pyxdev.executor.rest import PATIENCE, come_to_rest
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.slots import Events, Leaving, Slot
 from pyxdev.executor.stages import BoundStage, Hop
@@ -30,8 +32,8 @@ from pyxdev.settings import Settings, resolve
 
 log = logging.getLogger("pyxdev")
 
-PATIENCE = 30.0  # seconds, of the runtime's clock, that close() gives work in flight
-GLANCE = 0.25  # seconds after which a blocked submit looks whether the executor was closed
+GLANCE = 0.25  # seconds after which a blocked thread looks whether the executor was closed
+TICK = 1e-9  # seconds; the runtime's clock knows no less
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Executor:
                 settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
             self._runtime = runtime
             self._build(stack, settings, devices, declared, depth == "auto", adapter)
-            stack.callback(_drain, runtime, [self._inputs.stream, *(stage.stream for stage in self._stages)])
+            self._streams = [self._inputs.stream, *(stage.stream for stage in self._stages)]
+            stack.callback(_drain, runtime, self._streams)
             # Nothing in it refers to the executor, so it is also closed when the executor is collected, and before the
             # interpreter takes modules apart.
             self._closing = weakref.finalize(self, stack.pop_all().close)
@@ -190,11 +193,11 @@ class Executor:
         try:
             self._leaving.sweep(batch.turn)
             slot = self._inputs.send(batch, source)
-            activation = stage.run(batch, slot, source)
+            activation = stage.run(batch, slot, source.value)
             for hop in self._hops:
                 stage = hop.consumer
                 slot = hop.send(batch, activation)
-                activation = stage.run(batch, slot, activation)
+                activation = stage.run(batch, slot, activation.value)
             batch.end.record(stage.stream)
             activation.ready = batch.end
             batch.output = activation
@@ -220,32 +223,20 @@ class Executor:
     def _recover(self, batch: Microbatch, stage: BoundStage, error: BaseException) -> None:
         """Something other than a stage failed half way, so that no event tells what is still running: the host waits
         for all of it. Where that fails too, the executor is of no more use."""
-        resting = False
-        fault = error if isinstance(error, DeviceFault) else None
+        slots = [slot for one in self._stages for slot in one.slots.ring]
         try:
-            if fault is None:
-                self._rest()
-                resting = True
-        except Error as second:
-            fault = second if isinstance(second, DeviceFault) else DeviceFault(f"{second} (after: {error})")
-        finally:
-            if not resting:
-                self._fault = fault or DeviceFault(f"interrupted while cleaning up after: {error!r}")
-            self._throttle.withdraw()
+            if isinstance(error, DeviceFault):
+                raise error
+            come_to_rest(self._streams, [event for slot in slots for event in (slot.arrived, slot.free)])
+        except DeviceFault as fault:
+            self._fault = fault
+        self._throttle.withdraw()
         error.add_note(f"in stage {stage.index} ({stage.name}), microbatch {batch.index}")
-        batch.fail(error if isinstance(error, Exception) else Cancelled(f"microbatch {batch.index}: interrupted"))
-        if not isinstance(error, Exception):
-            self._epoch = Epoch()  # raised by submit() itself
-
-    def _rest(self) -> None:
-        """Waits until nothing of this executor is running."""
-        events = [event for stage in self._stages for slot in stage.slots.ring for event in (slot.arrived, slot.free)]
-        for thing in (self._inputs.stream, *(stage.stream for stage in self._stages)):
-            if not thing.synchronize(PATIENCE):
-                raise DeviceFault(f"device {thing.device} did not come to rest in {PATIENCE:g} s")
-        for event in events:
-            if not event.wait(PATIENCE):
-                raise DeviceFault(f"device {event.device} did not come to rest in {PATIENCE:g} s")
+        if isinstance(error, Exception):
+            batch.fail(error)
+        else:  # raised by submit() itself
+            batch.fail(Cancelled(f"microbatch {batch.index}: interrupted"))
+            self._epoch = Epoch()
 
     def map(self, inputs: Iterable[Any], progress: bool = False) -> Iterator[Any]:
         """The results of all inputs, in order. Lazy: no input is taken before a result is asked for, and never more
@@ -288,26 +279,33 @@ class Executor:
                 error = self._reason(batch)
             if error is None:
                 assert batch.output is not None  # no error, so the last stage has set it
-                return self._last.adapter.result(self._last, self._fetch, batch.output)
+                return self._take(batch.output)
         if self._epoch.failed is batch:
             self._epoch = Epoch()
         raise error
 
     def _wait(self, batch: Microbatch, timeout: float | None) -> None:
         """Until the device is through with a microbatch."""
-        begin = self._runtime.clock()
+        begin = now = self._runtime.clock()
+        end = inf if timeout is None else begin + timeout
         try:
-            while not batch.end.wait(
-                GLANCE if timeout is None else min(GLANCE, max(0.0, begin + timeout - self._runtime.clock()))
-            ):
+            while not batch.end.wait(min(GLANCE, max(0.0, end - now))):
                 self._check()
-                if timeout is not None and self._runtime.clock() >= begin + timeout:
+                now = self._runtime.clock()
+                if end - now < TICK:
                     raise TimeoutError(f"microbatch {batch.index} is not through after {timeout:g} s")
         except DeviceFault as fault:
             self._fault = fault
             self._check()
         finally:
             self._blocked_in_result += self._runtime.clock() - begin
+
+    def _take(self, output: Activation) -> Any:
+        try:
+            return self._last.adapter.result(self._last, self._fetch, output)
+        except DeviceFault as fault:
+            self._fault = fault
+            raise
 
     def _reason(self, batch: Microbatch) -> BaseException | None:
         return Cancelled(f"microbatch {batch.index}: cancelled") if batch.cancelled else batch.outcome()
@@ -404,5 +402,7 @@ def _drain(runtime: Runtime, streams: list[Stream]) -> None:
                     stream.device,
                     PATIENCE,
                 )
+    except OrderViolation:
+        raise
     except Error as error:
         log.debug("closing without waiting: %s", error)

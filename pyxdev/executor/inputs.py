@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
-from pyxdev.adapters import Source
+from pyxdev.adapters import Source, Value
 from pyxdev.adapters.activation import Activation, Layouts, build, flatten
 from pyxdev.errors import Cancelled, InvalidArgument
 from pyxdev.executor.links import Links
@@ -17,13 +17,14 @@ from pyxdev.executor.tickets import Microbatch, Ticket
 
 
 class Later:
-    """A plain value of an earlier microbatch, which may not be there yet."""
+    """A plain value of an earlier microbatch, which may not be there before `ready`."""
 
-    __slots__ = ("activation", "position")
+    __slots__ = ("position", "ready", "value")
 
-    def __init__(self, activation: Activation, position: int) -> None:
-        self.activation = activation
+    def __init__(self, value: Value, position: int, ready: Event) -> None:
+        self.value = value
         self.position = position
+        self.ready = ready
 
 
 class Piece:
@@ -36,13 +37,17 @@ class Piece:
         self.position = position
 
 
-class Gathered(Activation):
+class Gathered(Value):
     """An input made of several sources."""
 
     __slots__ = ()
 
+    @property
+    def complete(self) -> bool:
+        return all(leaf.value.complete for leaf in self.plain if type(leaf) is Later)
+
     def values(self) -> list[Any]:
-        return [leaf.activation.values()[leaf.position] if type(leaf) is Later else leaf for leaf in self.plain]
+        return [leaf.value.values()[leaf.position] if type(leaf) is Later else leaf for leaf in self.plain]
 
 
 class Pinned:
@@ -96,8 +101,8 @@ class Inputs:
             arrays, plain = [], []
             structure = flatten(x, self._is_array, arrays, plain)
         specs = tuple([self._spec(leaf) for leaf in arrays])
-        guess = [leaf.activation.guess[leaf.position] if type(leaf) is Later else leaf for leaf in plain]
-        return Gathered(self._stage.device, self._layouts.of(structure, specs), [], plain, guess, arrays)
+        guess = [leaf.value.guess[leaf.position] if type(leaf) is Later else leaf for leaf in plain]
+        return Activation(self._stage.device, Gathered(self._layouts.of(structure, specs), plain, guess), [], arrays)
 
     def _is_array(self, leaf: Any) -> bool:
         return type(leaf) in (Ticket, Piece) or self._adapter.is_array(leaf)
@@ -117,7 +122,7 @@ class Inputs:
     def _expand(self, ticket: Ticket, executor: Any) -> Any:
         output = self._output(ticket, executor)
         pieces = [Piece(output, n) for n in range(len(output.layout.specs))]
-        plain = [Later(output, n) for n in range(len(output.layout.paths))]
+        plain = [Later(output.value, n, output.ready) for n in range(len(output.layout.paths))]
         return build(output.layout.structure, iter(pieces), iter(plain))
 
     # ---- after admission ----
@@ -125,7 +130,7 @@ class Inputs:
     def send(self, batch: Microbatch, source: Activation) -> Slot:
         """Queues the copies into the first stage's slot of this turn."""
         slot = self._stage.slots.take(batch.turn, source.layout.nbytes)
-        if type(source) is not Gathered:
+        if type(source.value) is not Gathered:
             released = self._last.reader_event()
             send(self._links.between(source.device, self._stage.device), source, slot, released)
             self._last.hold(released, source.keep)
@@ -138,9 +143,9 @@ class Inputs:
             else:
                 self._copy(leaf, slot, offset, spec.nbytes)
                 copied = True
-        for leaf in source.plain:
+        for leaf in source.value.plain:
             if type(leaf) is Later:
-                self.stream.wait(leaf.activation.ready)
+                self.stream.wait(leaf.ready)
         if host:
             ranges = [(offset, nbytes) for _, offset, nbytes in host] if copied else [(0, source.layout.nbytes)]
             self._upload(batch.turn, slot, host, ranges)

@@ -12,6 +12,7 @@ import numpy as np
 from pyxdev._native import HOST, Array, Buffer, Runtime, Stream
 from pyxdev.adapters import Activation
 from pyxdev.adapters.activation import Spec
+from pyxdev.executor.rest import come_to_rest
 
 
 class Fetch:
@@ -22,6 +23,7 @@ class Fetch:
         self._device = device
         self._lock = threading.Lock()
         self._buffer: Buffer | None = None
+        self.pinned_bytes = 0
         self.stream: Stream = runtime.stream(device)
 
     @contextmanager
@@ -30,10 +32,7 @@ class Fetch:
         nbytes = output.layout.nbytes
         with self._lock:
             buffer = self._room(nbytes)
-            self.stream.wait(output.ready)
-            for offset, address, size in output.spans:
-                self.stream.copy(buffer.address + offset, address, size, dst_device=HOST, src_device=self._device)
-            self.stream.synchronize()
+            self._run([(buffer.address + offset, address, size, HOST) for offset, address, size in output.spans])
             self._runtime.host_access(buffer.address, nbytes, write=False)
             memory = np.frombuffer(memoryview(buffer), np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
             try:
@@ -45,11 +44,20 @@ class Fetch:
         """An array of the last stage's device, copied into memory of its own."""
         buffer = self._runtime.buffer(self._device, spec.nbytes, managed=True)
         with self._lock:
-            self.stream.copy(buffer.address, address, spec.nbytes, dst_device=self._device, src_device=self._device)
-            self.stream.synchronize()
+            self._run([(buffer.address, address, spec.nbytes, self._device)])
         return Array(
             self._runtime, self._device, buffer.address, spec.shape, spec.dtype, nbytes=spec.nbytes, owner=buffer
         )
+
+    def _run(self, copies: list[tuple[int, int, int, int]]) -> None:
+        """Copies (to, from, bytes, device of the former), and waits for them."""
+        try:
+            for dst, src, nbytes, device in copies:
+                self.stream.copy(dst, src, nbytes, dst_device=device, src_device=self._device)
+            self.stream.synchronize()
+        except BaseException:
+            come_to_rest([self.stream])  # or the memory could be written while a copy still reads it
+            raise
 
     def _room(self, nbytes: int) -> Buffer:
         if self._buffer is None or self._buffer.nbytes < nbytes:
@@ -57,11 +65,8 @@ class Fetch:
                 self._buffer.close()
                 self._buffer = None
             self._buffer = self._runtime.buffer(HOST, nbytes)
+            self.pinned_bytes = nbytes
         return self._buffer
-
-    @property
-    def pinned_bytes(self) -> int:
-        return 0 if self._buffer is None else self._buffer.nbytes
 
     def close(self) -> None:
         if self._buffer is not None:

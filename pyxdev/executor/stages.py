@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from pyxdev._native import Event, Link, Runtime, Stream
-from pyxdev.adapters import Activation, Adapter
+from pyxdev.adapters import Activation, Adapter, Value
 from pyxdev.executor.plan import Stage, StagePlan
 from pyxdev.executor.slots import Blocks, Events, Leaving, Slot, Slots
 from pyxdev.executor.tickets import Microbatch, stage_error
@@ -42,7 +42,7 @@ class BoundStage:
         self._readers = Events(runtime)
         self._held: deque[tuple[Event, Any]] = deque()
 
-    def run(self, batch: Microbatch, slot: Slot, incoming: Activation) -> Activation:
+    def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
         self.stream.wait(slot.arrived)
         self._settle()
