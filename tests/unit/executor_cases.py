@@ -15,8 +15,10 @@ Fn = Callable[[Any], Any]
 
 
 def machine(devices: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """Simulated devices on which every operation takes up to 50 us longer and twice its time, seeded."""
-    return {"device": {"count": devices}, "run": {"seed": seed, "jitter": 1.0, "delay_us": 50.0}, **changes}
+    """Simulated devices on which every operation takes up to 50 us longer and twice its time, seeded; the ordering
+    checker watches."""
+    run = {"seed": seed, "jitter": 1.0, "delay_us": 50.0, "check": True}
+    return {"device": {"count": devices}, "run": run, **changes}
 
 
 def same(got: Any, wanted: Any) -> bool:

@@ -1,0 +1,194 @@
+"""Every wait of the executor is needed: without any one of them a pipeline gives wrong bytes within a few seeds.
+
+MUTATIONS is the list of the waits, and of the records and bounds that a later wait relies on. Each is taken out alone,
+in the source of its function, and the scene beside it must then see wrong results for one of the seeds. Unchanged, all
+scenes are right for all seeds. The ordering checker is off: it is the data that must be wrong.
+"""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyxdev.errors import Error
+from pyxdev.executor import Executor, Stage, executor, stages
+from pyxdev.executor.inputs import Inputs
+from pyxdev.executor.results import Fetch
+from pyxdev.executor.stages import BoundStage
+
+SEEDS = 8
+SIZE = 20000  # floats of an activation
+
+
+def machine(seed: int, **changes: Any) -> dict[str, Any]:
+    run = {"seed": seed, "jitter": 1.0, "delay_us": 200.0, "check": False}
+    return {"device": {"count": 3}, "run": run, **changes}
+
+
+# ---- scenes: each says whether all results were right ----
+
+
+def pipeline(seed: int, costs: tuple[float, ...], **options: Any) -> bool:
+    """Three stages, twelve different inputs."""
+    fns = [lambda x: x + 1, lambda x: x * 2, lambda x: x - 3]
+    xs = [np.full(SIZE, n, np.float32) for n in range(12)]
+    placed = [Stage(fn, cost=cost) for fn, cost in zip(fns, costs, strict=True)]
+    with Executor([0, 1, 2], placed, machine=machine(seed), **{"host_stage": "0", **options}) as pipe:
+        ys = list(pipe.map(xs))
+    return all(np.array_equal(y, (x + 1) * 2 - 3) for x, y in zip(xs, ys, strict=True))
+
+
+def slow_producers(seed: int) -> bool:
+    return pipeline(seed, (1e-3, 1e-3, 0), in_flight=9, depth=3)
+
+
+def slow_consumers(seed: int) -> bool:
+    return pipeline(seed, (0, 1e-3, 3e-3), in_flight=9, depth=1)
+
+
+def slow_links(seed: int) -> bool:
+    return pipeline(seed, (0, 0, 0), in_flight=9, depth=2, host_stage="1", tile_mb=0.01)
+
+
+def slow_first(seed: int) -> bool:
+    return pipeline(seed, (3e-3, 0, 0), in_flight=9, depth=1)
+
+
+def growing(seed: int) -> bool:
+    """Each activation needs more room than the ones before it."""
+    xs = [np.full(1000 * 2**n, n, np.float32) for n in range(9)]
+    placed = [Stage(lambda x: x + 1, cost=1e-3), Stage(lambda x: x * 2, cost=1e-3, out=lambda x: x)]
+    with Executor([0, 1], [placed[1], placed[1]], machine=machine(seed), host_stage="0", in_flight=4, depth=1) as pipe:
+        return all(np.array_equal(y, x * 4) for x, y in zip(xs, pipe.map(xs), strict=True))
+
+
+def loop(seed: int) -> bool:
+    """Sequences whose next input is their last output, alone and as one part of the input."""
+    placed = [
+        Stage(lambda x: {"h": x["h"] + x["w"], "k": x["k"] + 1, "w": x["w"]}, cost=0),
+        Stage(lambda x: {**x, "h": x["h"] * 2 + x["k"]}, cost=2e-3),
+    ]
+    with Executor([0, 1], placed, machine=machine(seed), host_stage="0", in_flight=6, depth=1) as pipe:
+        tickets = [pipe.submit({"h": np.full(SIZE, n, "f4"), "k": n, "w": np.full(SIZE, 1.0, "f4")}) for n in range(3)]
+        for _ in range(4):
+            tickets = [pipe.submit(ticket) for ticket in tickets]
+        got = [ticket.result() for ticket in tickets]
+    for n, y in enumerate(got):
+        h = float(n)
+        for k in range(5):
+            h = (h + 1) * 2 + n + k + 1
+        if y["k"] != n + 5 or not np.array_equal(y["h"], np.full(SIZE, h, "f4")):
+            return False
+    return True
+
+
+def parts(seed: int) -> bool:
+    """Inputs put together of tickets, their plain values and host arrays."""
+    placed = [Stage(lambda x: (x[0][0] + x[1], x[0][1] + x[2]), cost=1e-3), Stage(lambda x: x, cost=2e-3)]
+    with Executor([0, 1], placed, machine=machine(seed), host_stage="0", in_flight=6, depth=1) as pipe:
+        ticket = pipe.submit(((np.zeros(SIZE, "f4"), 0), np.zeros(SIZE, "f4"), 0))
+        other = ticket
+        for n in range(1, 6):
+            other = pipe.submit(((np.full(SIZE, n, "f4"), n), np.zeros(SIZE, "f4"), 0))
+            ticket = pipe.submit((ticket, np.full(SIZE, n, "f4"), n))
+        got, last = ticket.result(), other.result()
+    return got[1] == 15 and np.array_equal(got[0], np.full(SIZE, 15, "f4")) and bool((last[0] == 5).all())
+
+
+def late_parts(seed: int) -> bool:
+    """A ticket that was done long ago, put together with host arrays while the first stage is busy."""
+    placed = [Stage(lambda x: x[0] + x[1], cost=3e-3), lambda x: x]
+    with Executor([0, 1], placed, machine=machine(seed), host_stage="0", in_flight=6, depth=1) as pipe:
+        ticket = pipe.submit((np.full(SIZE, 100, "f4"), np.zeros(SIZE, "f4")))
+        ticket.result()
+        tickets = []
+        for n in range(4):
+            tickets.append(pipe.submit((np.full(SIZE, n, "f4"), np.zeros(SIZE, "f4"))))
+            tickets.append(pipe.submit((ticket, np.full(SIZE, n, "f4"))))
+        wanted = [value for n in range(4) for value in (n, 100 + n)]
+        return all(bool((one.result() == value).all()) for one, value in zip(tickets, wanted, strict=True))
+
+
+def plain_parts(seed: int) -> bool:
+    """Only a plain value of a ticket goes into the next input."""
+    placed = [Stage(lambda x: x["before"]["k"] + 1, cost=0), Stage(lambda k: {"k": k}, cost=2e-3)]
+    with Executor([0, 1], placed, machine=machine(seed), host_stage="0", in_flight=6, depth=1) as pipe:
+        ticket = pipe.submit({"before": {"k": 0}})
+        for _ in range(5):
+            ticket = pipe.submit({"before": ticket})
+        return bool(ticket.result() == {"k": 6})
+
+
+SCENES = (slow_producers, slow_consumers, slow_links, slow_first, growing, loop, parts, late_parts, plain_parts)
+
+# What is taken out, the function, the text, what stands there instead, the scene that shows it.
+Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
+MUTATIONS: list[Mutation] = [
+    ("stage: input arrived", BoundStage.run, "self.stream.wait(slot.arrived)", "pass", slow_links),
+    ("stage: slot free recorded", BoundStage.run, "slot.free.record(self.stream)", "pass", slow_consumers),
+    ("stage: outputs read", BoundStage._settle, "self.stream.wait(released)", "pass", slow_consumers),
+    ("stage: outputs held", BoundStage.hold, "self._held.append((released, keep))", "pass", slow_consumers),
+    ("hop: source ready", stages.send, "source_ready=source.ready if n == 0 else None,", "", slow_producers),
+    ("hop: slot free", stages.send, "dest_free=slot.free if n == 0 else None,", "", slow_consumers),
+    ("hop: released recorded", stages.send, "released=released if n == last else None,", "", slow_consumers),
+    ("hop: arrived recorded", stages.send, "arrived=slot.arrived if n == last else None,", "", slow_links),
+    ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
+    ("upload: arrived recorded", Inputs.send, "slot.arrived.record(self.stream)", "pass", slow_links),
+    ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
+    ("part: source ready", Inputs._copy, "source_ready=source.ready,", "", parts),
+    ("part: slot free", Inputs._copy, "dest_free=slot.free,", "", late_parts),
+    ("part: arrived", Inputs._copy, "self.stream.wait(self._joined)", "pass", parts),
+    ("part: plain value there", Inputs.send, "self.stream.wait(leaf.ready)", "pass", plain_parts),
+    (
+        "bound in flight",
+        executor.Executor._admit,
+        "while not self._throttle.admit(GLANCE):",
+        "while False:",
+        slow_first,
+    ),
+    ("result: complete", executor.Executor._wait, "while not batch.end.wait(", "while False and (", slow_producers),
+    ("result: downloaded", Fetch.download, "self.stream.synchronize()", "pass", slow_producers),
+]
+
+
+def mutate(function: FunctionType, old: str, new: str) -> Any:
+    """The code of a function with one piece of its source changed."""
+    function = inspect.unwrap(function)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, f"{function.__qualname__} has {old!r} {source.count(old)} times"
+    space: dict[str, Any] = {}
+    code = compile(source.replace(old, new), "mutant", "exec", flags=__future__.annotations.compiler_flag)
+    exec(code, function.__globals__, space)
+    return inspect.unwrap(space[function.__name__]).__code__
+
+
+def sees_wrong_data(scene: Callable[[int], bool]) -> int | None:
+    """The first seed for which the scene is wrong, or the executor notices."""
+    for seed in range(SEEDS):
+        try:
+            if not scene(seed):
+                return seed
+        except Error:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_unchanged_every_scene_is_right(scene: Callable[[int], bool]) -> None:
+    for seed in range(SEEDS):
+        assert scene(seed), f"seed {seed}"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation[0])
+def test_without_it_the_data_are_wrong(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, function, old, new, scene = mutation
+    monkeypatch.setattr(inspect.unwrap(function), "__code__", mutate(function, old, new))
+    seed = sees_wrong_data(scene)
+    assert seed is not None, f"{SEEDS} seeds of {scene.__name__} are right without it"
