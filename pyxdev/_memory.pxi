@@ -364,3 +364,21 @@ cdef class Throttle:
     @property
     def blocked(self):
         return xd_throttle_blocked(self.alive()) * 1e-9
+
+
+@cython.no_gc_clear
+cdef class Lease:
+    cdef readonly object item
+    cdef list home
+
+    def __init__(self, item, list home not None):
+        self.item = item
+        self.home = home
+
+    def __dealloc__(self):
+        # Here and not in Python's __del__, where Ctrl-C could lose the item.
+        if self.home is not None:
+            self.home.append(self.item)
+
+    def __repr__(self):
+        return f"<pyxdev.Lease of {self.item!r}>"

@@ -150,10 +150,11 @@ class Stream:
         label: str = "",
         reads: Sequence[tuple[int, int]] = (),
         writes: Sequence[tuple[int, int]] = (),
+        failed: Callable[[BaseException], object] | None = None,
     ) -> None:
         """A Python function as a kernel in stream order, simulated devices only. cost: seconds of the compute engine.
-        reads, writes: (address, bytes) on this stream's device. The function must not wait for a device; an exception
-        that leaves it is a device fault."""
+        reads, writes: (address, bytes) on this stream's device. The function must not wait for a device. failed: takes
+        an exception that leaves it, Ctrl-C at its very first instruction included; without, that is a device fault."""
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 class Event:
@@ -243,6 +244,13 @@ class Throttle:
     @property
     def blocked(self) -> float:
         """Seconds spent waiting in admit so far."""
+
+class Lease:
+    """Something that was taken from a list: when nothing refers to the lease any more, it is appended there again."""
+
+    def __init__(self, item: object, home: list[Any]) -> None: ...
+    @property
+    def item(self) -> Any: ...
 
 class Reader:
     """Runs file pieces into device memory through a pinned ring; see xd_reader in native/xdev.h."""

@@ -1,12 +1,19 @@
 # Stream and Event; Python functions as kernels of simulated devices.
 
 cdef int run_python(void *arg) noexcept with gil:
-    """A Python function in stream order. What it raises is reported as unraisable and fails the device."""
+    """A Python function in stream order, and who is told what it raises. Without him it is reported as unraisable and
+    fails the device; so it does if he raises too."""
+    run, failed = <tuple>arg
     try:
-        (<object>arg)()
+        try:
+            run()
+        except BaseException as failure:
+            if failed is None:
+                raise
+            failed(failure)
     except BaseException as failure:
         PyErr_SetObject(type(failure), failure)
-        PyErr_WriteUnraisable(<object>arg)
+        PyErr_WriteUnraisable(run)
         return 1
     return 0
 
@@ -122,7 +129,7 @@ cdef class Stream:
             status = xd_stream_copy(stream, &transfer, &err)
         check(status, &err)
 
-    def launch(self, run not None, *, double cost=0.0, label="", reads=(), writes=()):
+    def launch(self, run not None, *, double cost=0.0, label="", reads=(), writes=(), failed=None):
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef xd_kernel kernel
@@ -130,6 +137,7 @@ cdef class Stream:
         cdef size_t index = 0
         cdef int status
         cdef bytes text = label.encode()
+        cdef tuple kept = (run, failed)
         if self.runtime.backend != "sim":
             # Driver threads must not run Python: the driver's lock and the GIL would be taken in both orders.
             raise errors.Unsupported(f"Python kernels run on simulated devices only, not on {self.runtime.backend}")
@@ -145,11 +153,11 @@ cdef class Stream:
                     ranges[index].address, ranges[index].bytes = address, nbytes
                     ranges[index].write = written
                     index += 1
-            kernel.run, kernel.drop, kernel.arg = run_python, drop_python, <void *>run
+            kernel.run, kernel.drop, kernel.arg = run_python, drop_python, <void *>kept
             kernel.cost = <uint64_t>(cost * 1e9)
             kernel.label = text
             kernel.ranges, kernel.range_count = ranges, index
-            Py_INCREF(run)  # given back by drop_python, which is called on failure too
+            Py_INCREF(kept)  # given back by drop_python, which is called on failure too
             with nogil:
                 status = xd_stream_launch(stream, &kernel, &err)
             check(status, &err)
