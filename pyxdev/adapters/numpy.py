@@ -9,6 +9,7 @@ return anything.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,14 +84,13 @@ class NumpyAdapter:
             return self._learn(stage, batch, slot, incoming, cost)
         outgoing = self._outgoing(stage, batch, expected, incoming)
         address = slot.address  # a slot that grows lies elsewhere when the kernel runs
-        value, target = outgoing.value, outgoing.keep.address
+        value, target = outgoing.value, outgoing.keep.item.address
 
         def kernel() -> None:
-            returned = self._call(stage, batch, address, incoming)
-            if returned is not None:
-                self._store(stage, batch, value, target, *returned)
+            if not batch.stopped:
+                self._store(value, target, *self._call(stage, address, incoming))
 
-        self._launch(stage, kernel, cost, (address, incoming.layout.nbytes), outgoing.spans)
+        self._launch(stage, batch, kernel, cost, (address, incoming.layout.nbytes), outgoing.spans)
         return outgoing
 
     def _expect(self, stage: BoundStage, batch: Microbatch, incoming: Value, example: Any) -> Expected | None:
@@ -129,12 +129,11 @@ class NumpyAdapter:
         returned: list[tuple[Layout, list[Any], list[Any]]] = []
         address = slot.address
 
-        def run() -> None:
-            found = self._call(stage, batch, address, incoming)
-            if found is not None:
-                returned.append(found)
+        def kernel() -> None:
+            if not batch.stopped:
+                returned.append(self._call(stage, address, incoming))
 
-        self._launch(stage, run, cost, (address, incoming.layout.nbytes), [])
+        self._launch(stage, batch, kernel, cost, (address, incoming.layout.nbytes), [])
         stage.stream.synchronize()
         if not returned:
             raise Stopped
@@ -145,19 +144,25 @@ class NumpyAdapter:
             self._known.clear()
         self._known[incoming.layout, _modes(incoming.guess)] = expected
         outgoing = self._outgoing(stage, batch, expected, incoming)
-        value, target = outgoing.value, outgoing.keep.address
-        kernel = partial(self._store, stage, batch, value, target, layout, arrays, plain)
-        self._launch(stage, kernel, 0.0, (0, 0), outgoing.spans)
+        value, target = outgoing.value, outgoing.keep.item.address
+        store = partial(self._store, value, target, layout, arrays, plain)
+        self._launch(stage, batch, store, 0.0, (0, 0), outgoing.spans)
         return outgoing
 
     def _outgoing(self, stage: BoundStage, batch: Microbatch, expected: Expected, incoming: Value) -> Activation:
         layout = expected.layout
         block = stage.blocks.take(batch.turn, layout.nbytes)
-        spans = [(0, block.address, layout.nbytes)] if layout.nbytes else []
+        spans = [(0, block.item.address, layout.nbytes)] if layout.nbytes else []
         return Activation(stage.device, Value(layout, [], expected.guess(incoming)), spans, block)
 
     def _launch(
-        self, stage: BoundStage, kernel: Any, cost: float, reads: tuple[int, int], writes: list[tuple[int, int, int]]
+        self,
+        stage: BoundStage,
+        batch: Microbatch,
+        kernel: Callable[[], None],
+        cost: float,
+        reads: tuple[int, int],
+        writes: list[tuple[int, int, int]],
     ) -> None:
         stage.stream.launch(
             kernel,
@@ -165,55 +170,34 @@ class NumpyAdapter:
             label=stage.name[:31],
             reads=[reads] if reads[1] else (),
             writes=[(address, nbytes) for _, address, nbytes in writes],
+            failed=partial(stage.report, batch),
         )
 
-    # ---- inside kernels: what is raised here must reach the microbatch, or the device counts as failed ----
+    # ---- inside kernels ----
 
-    def _call(
-        self, stage: BoundStage, batch: Microbatch, address: int, incoming: Value
-    ) -> tuple[Layout, list[Any], list[Any]] | None:
-        if batch.stopped:
-            return None
-        try:
-            layout = incoming.layout
-            memory = _memory(address, layout.nbytes)
-            inputs = (
-                _view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+    def _call(self, stage: BoundStage, address: int, incoming: Value) -> tuple[Layout, list[Any], list[Any]]:
+        layout = incoming.layout
+        memory = _memory(address, layout.nbytes)
+        inputs = (_view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True))
+        y = stage.fn(build(layout.structure, inputs, iter(incoming.values())))
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        structure = flatten(y, self.is_array, arrays, plain)
+        for leaf in arrays:
+            if isinstance(leaf, Array):
+                raise InvalidArgument(f"returned {leaf!r}; a stage of the numpy adapter returns NumPy arrays")
+        return self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays])), arrays, plain
+
+    def _store(self, value: Value, address: int, layout: Layout, arrays: list[Any], plain: list[Any]) -> None:
+        if layout is not value.layout and not layout.same(value.layout):
+            raise InvalidArgument(
+                f"returned {layout!r} where {value.layout!r} was expected; a stage whose outputs do not follow from "
+                "the structure and shapes of its inputs needs out="
             )
-            y = stage.fn(build(layout.structure, inputs, iter(incoming.values())))
-            arrays: list[Any] = []
-            plain: list[Any] = []
-            structure = flatten(y, self.is_array, arrays, plain)
-            for leaf in arrays:
-                if isinstance(leaf, Array):
-                    raise InvalidArgument(f"returned {leaf!r}; a stage of the numpy adapter returns NumPy arrays")
-            return self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays])), arrays, plain
-        except BaseException as error:  # noqa: BLE001
-            stage.report(batch, error)
-            return None
-
-    def _store(
-        self,
-        stage: BoundStage,
-        batch: Microbatch,
-        value: Value,
-        address: int,
-        layout: Layout,
-        arrays: list[Any],
-        plain: list[Any],
-    ) -> None:
-        try:
-            if layout is not value.layout and not layout.same(value.layout):
-                raise InvalidArgument(
-                    f"returned {layout!r} where {value.layout!r} was expected; a stage whose outputs do not follow "
-                    "from the structure and shapes of its inputs needs out="
-                )
-            memory = _memory(address, layout.nbytes)
-            for leaf, offset, spec in zip(arrays, layout.offsets, layout.specs, strict=True):
-                np.copyto(_view(memory, offset, spec), leaf)
-            value.plain.extend(plain)
-        except BaseException as error:  # noqa: BLE001
-            stage.report(batch, error)
+        memory = _memory(address, layout.nbytes)
+        for leaf, offset, spec in zip(arrays, layout.offsets, layout.specs, strict=True):
+            np.copyto(_view(memory, offset, spec), leaf)
+        value.plain.extend(plain)
 
     # ---- results ----
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyxdev._native import HOST, Array, Runtime
+from pyxdev._native import HOST, Array, Lease, Runtime
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyxdev.executor.results import Fetch
-    from pyxdev.executor.slots import Block, Slot
+    from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
 
@@ -26,7 +26,7 @@ class RawStage:
     def __init__(self, stage: BoundStage) -> None:
         self._stage = stage
         self._turn = 0
-        self._made: set[Block] = set()
+        self._made: set[Lease] = set()
         self.device = stage.device
         self.stream = stage.stream
         self.runtime = stage.runtime
@@ -41,7 +41,7 @@ class RawStage:
         sized = Array(self.runtime, self.device, 0, shape, dtype)
         block = self._stage.blocks.take(self._turn, sized.nbytes)
         self._made.add(block)
-        return Array(self.runtime, self.device, block.address, shape, dtype, owner=block, stream=self.stream)
+        return Array(self.runtime, self.device, block.item.address, shape, dtype, owner=block, stream=self.stream)
 
     def is_made(self, array: Array) -> bool:
         """Whether the memory is from empty(), in this call."""

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from pyxdev._native import Buffer, Event, Runtime
+from pyxdev._native import Buffer, Event, Lease, Runtime
 from pyxdev.errors import OutOfMemory
 
 log = logging.getLogger("pyxdev")
@@ -38,21 +38,24 @@ class Leaving:
 
 
 class Events:
-    """Events that are taken for a microbatch and come back when nobody can wait for it any more."""
+    """Events for a microbatch, which come back when nobody can wait for them any more."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._free: list[Event] = []
         self._all: list[Event] = []
+        self._free: list[Event] = []
 
     def take(self) -> Event:
         try:  # two threads may be here
             return self._free.pop()
         except IndexError:
-            pass
-        event = self._runtime.event()
-        self._all.append(event)
-        return event
+            event = self._runtime.event()
+            self._all.append(event)
+            return event
+
+    def lend(self) -> Lease:
+        """The same; it comes back by itself."""
+        return Lease(self.take(), self._free)
 
     def give_back(self, event: Event) -> None:
         self._free.append(event)
@@ -147,20 +150,6 @@ class Slots:
             slot.free.close()
 
 
-class Block:
-    """A lease of device memory: when nothing refers to it any more, its memory serves the next one."""
-
-    __slots__ = ("_blocks", "address", "buffer")
-
-    def __init__(self, blocks: Blocks, buffer: Buffer) -> None:
-        self._blocks = blocks
-        self.buffer = buffer
-        self.address: int = buffer.address
-
-    def __del__(self) -> None:
-        self._blocks.give_back(self.buffer)
-
-
 class Blocks:
     """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
     that reader, so memory that comes back may be written by the stage's stream at once."""
@@ -169,36 +158,28 @@ class Blocks:
         self._runtime = runtime
         self._device = device
         self._leaving = leaving
-        self._free: list[Buffer] = []
-        self._lent: set[Buffer] = set()
-        self._closed = False
+        self._all: list[Buffer] = []
+        self._free: list[Buffer] = []  # a lease that ends puts its buffer back here
 
-    def take(self, turn: int, nbytes: int) -> Block:
-        """A block of at least nbytes for microbatch `turn`."""
+    def take(self, turn: int, nbytes: int) -> Lease:
+        """A buffer of at least nbytes for microbatch `turn`, for as long as the lease is kept."""
         for index in range(len(self._free) - 1, -1, -1):
             if self._free[index].nbytes >= nbytes:
-                buffer = self._free.pop(index)
-                break
-        else:
-            while self._free:  # too small for what comes now
-                self._leaving.add(self._free.pop(), turn)
-            buffer = self._runtime.buffer(self._device, nbytes)
-        self._lent.add(buffer)
-        return Block(self, buffer)
-
-    def give_back(self, buffer: Buffer) -> None:
-        if not self._closed:
-            self._lent.discard(buffer)
-            self._free.append(buffer)
+                return Lease(self._free.pop(index), self._free)
+        while self._free:  # too small for what comes now
+            buffer = self._free.pop()
+            self._all.remove(buffer)
+            self._leaving.add(buffer, turn)
+        buffer = self._runtime.buffer(self._device, nbytes)
+        self._all.append(buffer)
+        return Lease(buffer, self._free)
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in [*self._free, *self._lent])
+        return sum(buffer.nbytes for buffer in self._all)
 
     def close(self) -> None:
         """Blocks still in somebody's hands lose their memory too."""
-        self._closed = True
-        for buffer in [*self._free, *self._lent]:
+        for buffer in self._all:
             buffer.close()
-        self._free.clear()
-        self._lent.clear()
+        self._all.clear()

@@ -104,16 +104,20 @@ class Hop:
 
 def send(link: Link, source: Activation, slot: Slot, released: Event) -> None:
     """Copies an activation into a slot. Its arrays go one after the other on one link, so the first waits and the last
-    records."""
+    records; only where a link takes small and large copies different ways, each waits for the one before."""
     spans = source.spans or [(0, 0, 0)]  # nothing to copy keeps the order too
     last = len(spans) - 1
+    ready: Event | None = source.ready
+    free: Event | None = slot.free
     for n, (offset, address, nbytes) in enumerate(spans):
+        turns = n < last and link.path(nbytes) != link.path(spans[n + 1][2])
         link.copy(
             slot.address + offset,
             address,
             nbytes,
-            source_ready=source.ready if n == 0 else None,
-            dest_free=slot.free if n == 0 else None,
+            source_ready=ready,
+            dest_free=free,
             released=released if n == last else None,
-            arrived=slot.arrived if n == last else None,
+            arrived=slot.arrived if n == last or turns else None,
         )
+        ready, free = slot.arrived if turns else None, None

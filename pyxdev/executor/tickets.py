@@ -34,21 +34,18 @@ class Microbatch:
     Kernels that run later than they are submitted look at `stopped` first and report with fail().
     """
 
-    __slots__ = ("_ends", "cancelled", "end", "epoch", "error", "index", "output", "ticket", "turn")
+    __slots__ = ("_end", "cancelled", "end", "epoch", "error", "index", "output", "ticket", "turn")
 
     def __init__(self, index: int, turn: int, epoch: Epoch, ends: Events) -> None:
         self.index = index
         self.turn = turn
         self.epoch = epoch
-        self.end: Event = ends.take()  # recorded at the end of the last stage
-        self._ends = ends  # where the event goes when nobody can wait for it any more
+        self._end = ends.lend()
+        self.end: Event = self._end.item  # recorded at the end of the last stage
         self.error: BaseException | None = None
         self.cancelled = False
         self.output: Activation | None = None
         self.ticket: weakref.ref[Ticket] | None = None
-
-    def __del__(self) -> None:
-        self._ends.give_back(self.end)
 
     @property
     def stopped(self) -> bool:
