@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from executor_cases import machine, same
 
+from pyxdev import topology
 from pyxdev._native import FaultDriver, Runtime
 from pyxdev.backends import sim
 from pyxdev.errors import (
@@ -28,6 +30,7 @@ from pyxdev.errors import (
     StageInterrupted,
 )
 from pyxdev.executor import Executor, Stage
+from pyxdev.topology import Pair
 
 COUNT = 7
 
@@ -293,7 +296,11 @@ def test_automatic_depth_shrinks_with_a_warning(caplog: pytest.LogCaptureFixture
 
 def faulty(seed: int) -> tuple[Runtime, FaultDriver]:
     fault = FaultDriver(sim.driver(machine(3, seed)))
-    return Runtime(fault), fault
+    runtime = Runtime(fault)
+    for src, dst in itertools.permutations(range(3), 2):
+        for path in ("direct", "staged"):  # as if they had been tried before
+            topology.topology(runtime)[src, dst, path] = Pair(src, dst, path, "yes", "verified", path, "")
+    return runtime, fault
 
 
 def test_every_driver_call_fails_once() -> None:

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyxdev import topology
+from pyxdev.backends import open as open_backend
 from pyxdev.errors import Error
 from pyxdev.executor import Executor, Stage, executor, stages
 from pyxdev.executor.inputs import Inputs
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.stages import BoundStage
+from pyxdev.topology import Pair
 
 SEEDS = 8
 SIZE = 20000  # floats of an activation
@@ -126,7 +129,31 @@ def plain_parts(seed: int) -> bool:
         return bool(ticket.result() == {"k": 6})
 
 
-SCENES = (slow_producers, slow_consumers, slow_links, slow_first, growing, loop, parts, late_parts, plain_parts)
+def two_ways(seed: int) -> bool:
+    """A link whose small copies are staged, slowly, and whose large ones are direct."""
+    big, small = np.full(SIZE, 1, np.float32), np.full(SIZE // 10, 2, np.float32)
+    pair = Pair(0, 1, "auto", "yes", "verified", "by_size", "", direct_from=SIZE)
+    xs = [(small + n, big + n) for n in range(6)]
+    slow = {"device": {"count": 2, "to_device_gb_s": 0.05, "to_host_gb_s": 0.05}}
+    with open_backend("sim", machine=machine(seed) | slow) as runtime:
+        topology.topology(runtime)[0, 1, "auto"] = pair
+        with Executor([0, 1], [lambda _, x: x] * 2, runtime=runtime, in_flight=6, adapter="raw") as pipe:
+            ys = [tuple(a.numpy() for a in y) for y in pipe.map(xs)]
+    return all(np.array_equal(a, b) for x, y in zip(xs, ys, strict=True) for a, b in zip(x, y, strict=True))
+
+
+SCENES = (
+    slow_producers,
+    slow_consumers,
+    slow_links,
+    slow_first,
+    growing,
+    loop,
+    parts,
+    late_parts,
+    plain_parts,
+    two_ways,
+)
 
 # What is taken out, the function, the text, what stands there instead, the scene that shows it.
 Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
@@ -135,10 +162,11 @@ MUTATIONS: list[Mutation] = [
     ("stage: slot free recorded", BoundStage.run, "slot.free.record(self.stream)", "pass", slow_consumers),
     ("stage: outputs read", BoundStage._settle, "self.stream.wait(released)", "pass", slow_consumers),
     ("stage: outputs held", BoundStage.hold, "self._held.append((released, keep))", "pass", slow_consumers),
-    ("hop: source ready", stages.send, "source_ready=source.ready if n == 0 else None,", "", slow_producers),
-    ("hop: slot free", stages.send, "dest_free=slot.free if n == 0 else None,", "", slow_consumers),
+    ("hop: source ready", stages.send, "ready: Event | None = source.ready", "ready = None", slow_producers),
+    ("hop: slot free", stages.send, "free: Event | None = slot.free", "free = None", slow_consumers),
     ("hop: released recorded", stages.send, "released=released if n == last else None,", "", slow_consumers),
-    ("hop: arrived recorded", stages.send, "arrived=slot.arrived if n == last else None,", "", slow_links),
+    ("hop: arrived recorded", stages.send, "arrived=slot.arrived if n == last or turns else None,", "", slow_links),
+    ("hop: ways change", stages.send, "turns = n < last and link.path(nbytes) != ", "turns = False and ", two_ways),
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
     ("upload: arrived recorded", Inputs.send, "slot.arrived.record(self.stream)", "pass", slow_links),
     ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
@@ -154,7 +182,7 @@ MUTATIONS: list[Mutation] = [
         slow_first,
     ),
     ("result: complete", executor.Executor._wait, "while not batch.end.wait(", "while False and (", slow_producers),
-    ("result: downloaded", Fetch.download, "self.stream.synchronize()", "pass", slow_producers),
+    ("result: downloaded", Fetch._run, "self.stream.synchronize()", "pass", slow_producers),
 ]
 
 
