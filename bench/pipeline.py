@@ -218,42 +218,45 @@ def over_peers(rows: list[Row]) -> None:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
+def heading(row: Row) -> str:
+    return "{machine}, {date}, commit {commit}".format(**row)
+
+
 def tables(rows: list[Row]) -> Iterator[str]:
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == family]
         yield from (*lengths(mine, family), "")
         for case, key, title in (
             ("pipeline", "m", "ratio to the bound by microbatches (host us of a microbatch, at the most of them)"),
-            ("stream", "m", "streaming by microbatches: ratio to one every B (host us of a microbatch)"),
+            ("stream", None, "streaming: ratio to one microbatch every B (host us of a microbatch)"),
             ("loop", "s", "token loops: steps/s by sequences in flight (ratio to min(sequences, 2) times one)"),
         ):
             part = [row for row in mine if row["case"] == case]
             if part:
                 yield from (f"{family}, {title}", "", *grid(part, key), "")
         for row in mine:
-            where = f"{family} {row['way']}, stages of {row['stage_us']} us"
+            where = f"- {family} {row['way']}, stages of {row['stage_us']} us"
             if "why" in row:
-                yield f"{row['case']}: {where}: {row['why']}"
+                yield f"{where}: {row['case']}, {row['why']}"
             elif "same_bits_as" in row and not row["right"]:
-                yield f"WRONG: {where}: other bits than {row['same_bits_as']}"
+                yield f"{where}: WRONG, other bits than {row['same_bits_as']}"
 
 
 def lengths(rows: list[Row], family: str) -> Iterator[str]:
     for us in dict.fromkeys(row["stage_us"] for row in rows):
         found = {row["way"]: row for row in rows if row["stage_us"] == us and row["case"] == "limit"}
         if stages := found.pop("stages", None):
-            copies = [
-                f"{path} copy {row['us']:.1f} us, {row['each_us']:.1f} us in a row" for path, row in found.items()
-            ]
+            copies = [f"{path} copy {row['us']:.1f}, {row['each_us']:.1f} in a row" for path, row in found.items()]
             measured = " and ".join(f"{value:.1f}" for value in stages["us"])
-            yield "; ".join([f"{family}: stages of {us} us took {measured} us", *copies])
+            yield "; ".join([f"- {family}, us: stages of {us} took {measured}", *copies])
 
 
-def grid(rows: list[Row], key: str) -> Iterator[str]:
+def grid(rows: list[Row], key: str | None) -> Iterator[str]:
     """Rows: ways. Columns: stage lengths, each with its figures for every value of the key."""
-    lengths, values = (sorted({row[name] for row in rows}) for name in ("stage_us", key))
-    found = {(row["way"], row["stage_us"], row[key]): row for row in rows}
-    yield "| way | " + " | ".join(f"{us} us: {' / '.join(map(str, values))}" for us in lengths) + " |"
+    lengths, values = sorted({row["stage_us"] for row in rows}), sorted({row.get(key, 0) for row in rows})
+    found = {(row["way"], row["stage_us"], row.get(key, 0)): row for row in rows}
+    heads = f": {' / '.join(map(str, values))}" if key else ""
+    yield "| way | " + " | ".join(f"{us} us{heads}" for us in lengths) + " |"
     yield "| --- |" + " --- |" * len(lengths)
     for way in dict.fromkeys(row["way"] for row in rows):
         cells = [cell([row for value in values if (row := found.get((way, us, value)))]) for us in lengths]
@@ -344,18 +347,17 @@ def main() -> int:
     rows: list[Row] = []
     if given.show:
         rows = last_run(given.show)
-        heading = "{machine}, {date}, commit {commit}".format(**rows[-1])
     else:
         machine = given.machine if given.backend == "sim" else None
         with backends.open(given.backend, machine=machine) as runtime:
             if runtime.device_count < 2:
                 raise SystemExit(f"bench/pipeline.py needs two devices; there are {runtime.device_count}")
-            stamp = record.stamp("pipeline", record.machine(runtime))
+            simulated = "simulated " if runtime.backend == "sim" else ""  # whatever the profile's devices are called
+            stamp = record.stamp("pipeline", simulated + record.machine(runtime))
             for found in measure(given, runtime):
                 record.append(given.out, ({**stamp, **row} for row in found))
-                rows += found
-        heading = "{machine}, {date}, commit {commit}".format(**stamp)
-    print(heading, "", *tables(rows), sep="\n")
+                rows += [{**stamp, **row} for row in found]
+    print(heading(rows[-1]), "", *tables(rows), sep="\n")
     return 0 if all(row.get("right", True) and row["case"] != "failed" for row in rows) else 1
 
 

@@ -116,8 +116,8 @@ def test_a_way_that_fails_or_is_wrong_has_no_figures_and_the_others_go_on():
     assert [row["right"] for row in found(rows, "check", "ours")] == [True, False]
     assert [ways[name].closed for name in ways] == [True, True, True, True, False]
     text = "\n".join(pipeline.tables(rows))
-    assert "WRONG: fake ours, stages of 100 us: other bits than events" in text
-    assert "absent: fake later, stages of 100 us: not written yet" in text
+    assert "fake ours, stages of 100 us: WRONG, other bits than events" in text
+    assert "fake later, stages of 100 us: absent, not written yet" in text
     assert "| events | 1.000 / 1.000 | " not in text and "| events | .950 / .556 (50) |" in text
 
 
@@ -131,6 +131,7 @@ def test_a_whole_run_on_simulated_devices(tmp_path):
     printed = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert all(set(row) >= {"bench", "machine", "date", "commit", "case", "family", "stage_us", "way"} for row in rows)
+    assert {row["machine"].split()[0] for row in rows} == {"simulated"}
     checks = [row for row in rows if row["case"] == "check"]
     assert len(checks) > 12 and all(row["right"] for row in checks)
     figures = {(row["way"], row["stage_us"], row["m"]): row for row in rows if row["case"] == "pipeline"}
