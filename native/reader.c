@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "source.h"
+#include "work.h"
 
 enum {
     TILES = 32,
@@ -13,12 +13,16 @@ enum {
     LOOK = 20000000         /* ns between two looks at the stop flag */
 };
 
+/* One device's side of it. */
+typedef struct lane {
+    xd_stream *stream; /* NULL if there is no work */
+    _Atomic uint64_t done, last; /* bytes handed over, and when the last of them were */
+} lane;
+
 struct xd_reader {
     xd_runtime *runtime;
     const xd_io *calls;
-    xd_ring *ring;       /* NULL if there is nothing to read */
-    xd_stream **streams; /* one a device; NULL for devices without pieces */
-    _Atomic uint64_t *done, *last; /* one a device: bytes, and the time of the last of them */
+    xd_ring *ring; /* NULL if there is nothing to read */
     _Atomic uint64_t direct;
     int sync_uploads, io;
 
@@ -28,24 +32,10 @@ struct xd_reader {
     atomic_int stop; /* the status that the workers end with */
     xd_error first;  /* the error behind it */
     _Atomic int64_t failed;
-    size_t next;    /* the first piece that is not wholly taken */
-    uint64_t taken; /* bytes of it */
 
-    size_t piece_count, source_count;
-    xd_piece *pieces;
-    size_t *source_of; /* piece -> source */
-    xd_source *sources;
+    xd_work *work;
+    lane lanes[]; /* one a device */
 };
-
-/* What one tile takes: pieces that are neighbours in one file and on one device. The tile is an image of the device. */
-typedef struct job {
-    xd_source *source;
-    size_t piece; /* the first */
-    int device;
-    uint64_t address;
-    uint64_t payload; /* bytes that belong to pieces */
-    xd_extent extent;
-} job;
 
 /* ---- open and close ---- */
 
@@ -67,30 +57,25 @@ static int check_piece(const xd_runtime *runtime, const xd_piece *piece, size_t 
     return XD_OK;
 }
 
-/* Keeps what has bytes. Pieces of one file usually come in a row, so the search begins at the last file. */
-static void keep(xd_reader *reader, const xd_piece *piece)
+/* Streams for the lanes with work, and a ring if there is any. */
+static int open_devices(xd_reader *reader, unsigned tiles, uint64_t tile_bytes, xd_error *err)
 {
-    size_t i = reader->source_count;
-    while (i && reader->sources[i - 1].fd != piece->fd)
-        i--;
-    if (!i) {
-        i = ++reader->source_count;
-        reader->sources[i - 1].fd = piece->fd;
-        reader->sources[i - 1].direct_fd = piece->direct_fd;
+    int status = XD_OK, work = 0;
+    for (int device = 0; device < reader->runtime->devices && !status; device++) {
+        lane *lane = &reader->lanes[device];
+        if (!xd_work_total(reader->work, device))
+            continue;
+        work = 1;
+        status = xd_stream_open(&lane->stream, reader->runtime, device, err);
     }
-    reader->source_of[reader->piece_count] = i - 1;
-    reader->pieces[reader->piece_count++] = *piece;
+    return status || !work ? status : xd_ring_open(&reader->ring, reader->runtime, tiles, tile_bytes, err);
 }
 
-static void free_arrays(xd_reader *reader)
+static void close_devices(xd_reader *reader)
 {
-    free(reader->sources);
-    free(reader->source_of);
-    free(reader->pieces);
-    free(reader->last);
-    free(reader->done);
-    free(reader->streams);
-    free(reader);
+    xd_ring_close(&reader->ring);
+    for (int device = 0; device < reader->runtime->devices; device++)
+        xd_stream_close(&reader->lanes[device].stream);
 }
 
 int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
@@ -111,8 +96,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     if (status)
         return status;
 
-    size_t devices = (size_t)runtime->devices;
-    xd_reader *reader = xd_new(sizeof *reader, operation, err);
+    xd_reader *reader = xd_new(sizeof *reader + (size_t)runtime->devices * sizeof reader->lanes[0], operation, err);
     if (!reader)
         return XD_NO_HOST_MEMORY;
     reader->runtime = runtime;
@@ -120,38 +104,23 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     reader->io = chosen.io;
     reader->calls = chosen.calls ? chosen.calls : &xd_source_calls;
     reader->failed = -1;
-    status = XD_NO_HOST_MEMORY;
-    if (!(reader->streams = xd_new(devices * sizeof(reader->streams[0]), operation, err)) ||
-        !(reader->done = xd_new(devices * sizeof(reader->done[0]), operation, err)) ||
-        !(reader->last = xd_new(devices * sizeof(reader->last[0]), operation, err)) ||
-        !(reader->pieces = xd_new((count + 1) * sizeof reader->pieces[0], operation, err)) ||
-        !(reader->source_of = xd_new((count + 1) * sizeof reader->source_of[0], operation, err)) ||
-        !(reader->sources = xd_new((count + 1) * sizeof reader->sources[0], operation, err)))
-        goto close_arrays;
-    status = XD_OK;
-    for (size_t i = 0; i < count && !status; i++) {
-        if (!pieces[i].bytes)
-            continue;
-        keep(reader, &pieces[i]);
-        xd_stream **stream = &reader->streams[pieces[i].device];
-        if (!*stream)
-            status = xd_stream_open(stream, runtime, pieces[i].device, err);
-    }
-    if (!status && reader->piece_count)
-        status = xd_ring_open(&reader->ring, runtime, tiles, tile_bytes, err);
+    status = xd_work_open(&reader->work, runtime->devices, pieces, count, tile_bytes, err);
     if (status)
-        goto close_streams;
+        goto free_reader;
+    status = open_devices(reader, tiles, tile_bytes, err);
+    if (status)
+        goto close_work;
     pthread_mutex_init(&reader->lock, NULL);
     xd_condition_open(&reader->left);
     xd_runtime_count(runtime, XD_LIVE_READERS, 1);
     *out = reader;
     return XD_OK;
 
-close_streams:
-    for (size_t i = 0; i < devices; i++)
-        xd_stream_close(&reader->streams[i]);
-close_arrays:
-    free_arrays(reader);
+close_work:
+    close_devices(reader);
+    xd_work_close(&reader->work);
+free_reader:
+    free(reader);
     return status;
 }
 
@@ -167,93 +136,33 @@ void xd_reader_close(xd_reader **at)
             pthread_cond_wait(&reader->left, &reader->lock);
         pthread_mutex_unlock(&reader->lock);
     }
-    xd_ring_close(&reader->ring);
-    for (int i = 0; i < reader->runtime->devices; i++)
-        xd_stream_close(&reader->streams[i]);
+    close_devices(reader);
     pthread_cond_destroy(&reader->left);
     pthread_mutex_destroy(&reader->lock);
     xd_runtime_count(reader->runtime, XD_LIVE_READERS, -1);
-    free_arrays(reader);
+    xd_work_close(&reader->work);
+    free(reader);
     *at = NULL;
 }
 
 /* ---- the queue ---- */
 
-static uint64_t least(uint64_t a, uint64_t b)
+/* Returns 0 when there is no next job, or none is to be done any more. */
+static int take(xd_reader *reader, xd_job *job)
 {
-    return a < b ? a : b;
-}
-
-/* Adds the next piece, or as much of it as fits, if it is a neighbour. Returns 0 when the job is complete without it. */
-static int extend(xd_reader *reader, job *job, uint64_t limit)
-{
-    const xd_piece *piece = &reader->pieces[reader->next];
-    xd_extent *extent = &job->extent;
-    uint64_t room = xd_ring_tile_bytes(reader->ring);
-    uint64_t offset = piece->offset + reader->taken;
-    uint64_t at = piece->address + reader->taken - job->address; /* huge where the address is below the job's */
-    if (job->source != &reader->sources[reader->source_of[reader->next]] || job->device != piece->device ||
-        offset < extent->end || offset >= limit || at < extent->bytes || at >= room)
-        return 0;
-    uint64_t file_gap = offset - extent->end, gap = at - extent->bytes;
-    int splits = file_gap != gap;
-    if (gap >= XD_SOURCE_PAGE || file_gap > gap || (splits && extent->spans == XD_SOURCE_MAX_SPANS))
-        return 0;
-    uint64_t bytes = least(piece->bytes - reader->taken, least(limit - offset, room - at));
-    /* What lies between in the file is read too, into bytes of the image that are nobody's either. */
-    extent->span[extent->spans - 1].bytes += file_gap + (splits ? 0 : bytes);
-    if (splits)
-        extent->span[extent->spans++] = (xd_span){.offset = offset, .bytes = bytes, .at = at};
-    extent->bytes = at + bytes;
-    extent->end = offset + bytes;
-    job->payload += bytes;
-    reader->taken += bytes;
-    return 1;
-}
-
-/* The next piece begins a job. */
-static void begin(xd_reader *reader, job *job)
-{
-    const xd_piece *piece = &reader->pieces[reader->next];
-    uint64_t offset = piece->offset + reader->taken;
-    job->source = &reader->sources[reader->source_of[reader->next]];
-    job->piece = reader->next;
-    job->device = piece->device;
-    job->address = piece->address + reader->taken;
-    job->payload = 0;
-    job->extent.spans = 1;
-    job->extent.bytes = 0;
-    job->extent.end = offset;
-    job->extent.span[0] = (xd_span){.offset = offset};
-}
-
-/* Cuts the next job off the queue. Returns 0 when there is none, or none is to be done any more. */
-static int take(xd_reader *reader, job *job)
-{
-    int got = 0;
     pthread_mutex_lock(&reader->lock);
-    if (!reader->stop && reader->next < reader->piece_count) {
-        begin(reader, job);
-        uint64_t limit = xd_source_limit(job->source, job->extent.end, xd_ring_tile_bytes(reader->ring));
-        while (reader->next < reader->piece_count && extend(reader, job, limit)) {
-            if (reader->taken < reader->pieces[reader->next].bytes)
-                break;
-            reader->next++;
-            reader->taken = 0;
-        }
-        got = 1;
-    }
+    int got = !reader->stop && xd_work_take(reader->work, job);
     pthread_mutex_unlock(&reader->lock);
     return got;
 }
 
 /* The first error wins; the other workers see the flag and stop. */
-static void stop(xd_reader *reader, int status, const xd_error *why, int64_t piece)
+static void stop(xd_reader *reader, int status, const xd_error *why, int64_t row)
 {
     pthread_mutex_lock(&reader->lock);
     if (!reader->stop) {
         reader->first = *why;
-        reader->failed = piece;
+        reader->failed = row;
         reader->stop = status;
     }
     pthread_mutex_unlock(&reader->lock);
@@ -261,10 +170,10 @@ static void stop(xd_reader *reader, int status, const xd_error *why, int64_t pie
 
 /* ---- tile -> device ---- */
 
-static int upload(xd_reader *reader, const job *job, const char *memory, int direct, xd_error *err)
+static int upload(xd_reader *reader, const xd_job *job, const char *memory, int direct, xd_error *err)
 {
     const xd_extent *extent = &job->extent;
-    xd_stream *stream = reader->streams[job->device];
+    xd_stream *stream = reader->lanes[job->device].stream;
     xd_transfer transfer = {.dst_device = job->device, .src_device = XD_HOST, .height = 1};
     if (!direct) {
         transfer.dst = job->address;
@@ -287,14 +196,14 @@ static int upload(xd_reader *reader, const job *job, const char *memory, int dir
 static int wait_uploads(xd_reader *reader, xd_event *event, int device, xd_error *err)
 {
     int done = 0;
-    int status = xd_event_record(event, reader->streams[device], err);
+    int status = xd_event_record(event, reader->lanes[device].stream, err);
     while (!status && !done && !reader->stop)
         status = xd_event_wait(event, LOOK, &done, err);
     return status;
 }
 
 /* *reading tells whether it was the file that failed. */
-static int run_job(xd_reader *reader, const job *job, xd_event *event, int *reading, xd_error *err)
+static int run_job(xd_reader *reader, const xd_job *job, xd_event *event, int *reading, xd_error *err)
 {
     xd_tile tile;
     int got = 0, direct = 0, status = XD_OK;
@@ -315,14 +224,14 @@ static int run_job(xd_reader *reader, const job *job, xd_event *event, int *read
     status = upload(reader, job, tile.address, direct, err);
     /* Part of it may be on its way, so the tile is submitted after an error too. */
     xd_error ignored;
-    int submitted = xd_ring_submit(reader->ring, &tile, reader->streams[job->device], status ? &ignored : err);
+    int submitted = xd_ring_submit(reader->ring, &tile, reader->lanes[job->device].stream, status ? &ignored : err);
     if (!status)
         status = submitted;
     if (!status && event)
         status = wait_uploads(reader, event, job->device, err);
     if (!status) {
-        reader->done[job->device] += job->payload;
-        reader->last[job->device] = xd_monotonic();
+        reader->lanes[job->device].done += job->payload;
+        reader->lanes[job->device].last = xd_monotonic();
         reader->direct += direct ? job->payload : 0;
     }
     return status;
@@ -349,7 +258,7 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
         return status;
     xd_error own;
     xd_event *event = NULL;
-    job job = {.piece = 0};
+    xd_job job = {.row = 0};
     int reading = 0;
     count_worker(reader, 1, NULL);
     if (reader->sync_uploads)
@@ -358,7 +267,7 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
         status = run_job(reader, &job, event, &reading, &own);
     xd_event_close(&event);
     if (status)
-        stop(reader, status, &own, reading ? (int64_t)job.piece : -1);
+        stop(reader, status, &own, reading ? (int64_t)job.row : -1);
     return count_worker(reader, -1, err);
 }
 
@@ -369,7 +278,7 @@ int xd_reader_drain(xd_reader *reader, xd_error *err)
     if (status)
         return status;
     for (int device = 0; device < reader->runtime->devices && !status; device++)
-        if (reader->streams[device])
+        if (reader->lanes[device].stream)
             status = wait_uploads(reader, event, device, err);
     xd_event_close(&event);
     return status ? status : count_worker(reader, 0, err);
@@ -386,12 +295,12 @@ void xd_reader_cancel(xd_reader *reader)
 
 uint64_t xd_reader_done(const xd_reader *reader, int device)
 {
-    return device < 0 || device >= reader->runtime->devices ? 0 : reader->done[device];
+    return device < 0 || device >= reader->runtime->devices ? 0 : reader->lanes[device].done;
 }
 
 uint64_t xd_reader_last(const xd_reader *reader, int device)
 {
-    return device < 0 || device >= reader->runtime->devices ? 0 : reader->last[device];
+    return device < 0 || device >= reader->runtime->devices ? 0 : reader->lanes[device].last;
 }
 
 uint64_t xd_reader_direct(const xd_reader *reader)
@@ -401,10 +310,8 @@ uint64_t xd_reader_direct(const xd_reader *reader)
 
 int xd_reader_refused(const xd_reader *reader, int fd)
 {
-    for (size_t i = 0; i < reader->source_count; i++)
-        if (reader->sources[i].fd == fd)
-            return reader->sources[i].refused;
-    return 0;
+    const xd_source *source = xd_work_source(reader->work, fd);
+    return source ? source->refused : 0;
 }
 
 int64_t xd_reader_failed(const xd_reader *reader)

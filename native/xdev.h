@@ -290,7 +290,7 @@ typedef struct xd_reader_options {
 
 /* Pieces are copied; give them in file order, so that neighbours share a tile. Bytes of device memory between two pieces
    that share a tile (at most 4095) may be written too. Several workers may run at once; each takes the next tile's worth
-   from one shared queue. */
+   from one shared queue, for the device that is furthest behind. */
 int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                    const xd_reader_options *options, xd_error *err);
 void xd_reader_close(xd_reader **reader); /* cancels, then waits for its workers and their uploads */
@@ -304,7 +304,7 @@ uint64_t xd_reader_last(const xd_reader *reader, int device); /* when the last o
 uint64_t xd_reader_direct(const xd_reader *reader);           /* bytes read by direct I/O so far */
 /* The errno with which direct I/O was refused for this file, after which it was read through the page cache; or 0. */
 int xd_reader_refused(const xd_reader *reader, int fd);
-/* The piece that was being read when the first worker failed; -1 if none failed while reading. */
+/* The first piece of the tile that was being read when the first worker failed; -1 if none failed while reading. */
 int64_t xd_reader_failed(const xd_reader *reader);
 
 /* ---- headers of model files (scan.c) --------------------------------------------------------------------------- */

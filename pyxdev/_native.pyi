@@ -286,7 +286,7 @@ class Reader:
         """The errno with which direct I/O was refused for a file, 0 if it was not."""
     @property
     def failed(self) -> int | None:
-        """The row of `pieces` that was being read when the first worker failed; rows without bytes do not count."""
+        """The first row of `pieces` in the tile that was being read when the first worker failed."""
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...

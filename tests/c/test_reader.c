@@ -325,7 +325,7 @@ static void together(int sync)
     xd_reader_close(&reader);
 
     /* Closing ends workers that are at it. */
-    reader = open_reader(pieces, 2, (xd_reader_options){.tiles = 3, .sync_uploads = sync, .tile_bytes = 16});
+    reader = open_reader(pieces, 2, (xd_reader_options){.tiles = 3, .sync_uploads = sync, .tile_bytes = 512});
     for (int i = 0; i < 6; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, work, reader), 0);
     while (!xd_reader_done(reader, 0))
