@@ -89,7 +89,7 @@ def run(
         tokenizer = Tokenizer(weights.metadata)
         prompt = tokenizer.encode(tokenizer.chat(work.prompt))
         context = len(prompt) + work.tokens
-        inputs = microbatches(prompt, work.microbatch, runtime.backend)
+        inputs = microbatches(prompt, work.microbatch)
         with Executor(devices[:1], make_stages(weights, context), runtime=runtime) as executor:
             expected = _logits(_one_at_a_time(executor, inputs))
     with load(model_file(), devices, tensor_split=tensor_split, runtime=runtime, progress=True) as weights:
@@ -118,21 +118,17 @@ def run(
         prompt=prompt,
         generated=generated,
         top=[(int(token), float(expected[token])) for token in best],
-        difference=max(differences),
+        difference=float(np.max(differences)),  # NaN if any is
         tolerance=TOLERANCE[runtime.backend],
         rows=rows,
     )
 
 
-def microbatches(prompt: Sequence[int], size: int, backend: str) -> list[dict[str, Any]]:
+def microbatches(prompt: Sequence[int], size: int) -> list[dict[str, Any]]:
     """The prompt in pieces of at most `size` tokens, as the first stage takes them. The last one asks for logits."""
     pieces = []
     for start in range(0, len(prompt), size):
-        tokens: Any = np.asarray(prompt[start : start + size], dtype=np.int64)
-        if backend != "sim":
-            import torch
-
-            tokens = torch.from_numpy(tokens)
+        tokens = np.asarray(prompt[start : start + size], dtype=np.int64)
         want = "nothing" if start + size < len(prompt) else "logits"
         pieces.append({"tokens": tokens, "start": start, "want": want})
     return pieces

@@ -114,7 +114,7 @@ def test_the_default_prompt_is_long_enough(tokenizer: Tokenizer) -> None:
 
 
 def test_microbatches_cover_the_prompt() -> None:
-    pieces = microbatches(range(100, 117), 5, "sim")
+    pieces = microbatches(range(100, 117), 5)
     assert np.concatenate([piece["tokens"] for piece in pieces]).tolist() == list(range(100, 117))
     assert [piece["start"] for piece in pieces] == [0, 5, 10, 15]
     assert [piece["want"] for piece in pieces] == ["nothing"] * 3 + ["logits"]
@@ -122,7 +122,7 @@ def test_microbatches_cover_the_prompt() -> None:
 
 def test_stages_return_what_they_declare() -> None:
     """And give the bits of the whole model, whatever the split."""
-    inputs = microbatches([1, 4093, 198, 1780, 314], 3, "sim")
+    inputs = microbatches([1, 4093, 198, 1780, 314], 3)
     results = []
     with backends.open("sim") as runtime:
         for count in (1, 4):
