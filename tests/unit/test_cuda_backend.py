@@ -67,6 +67,14 @@ with open("cuda") as runtime:
     os.environ["PYXDEV_FAKE_CUDA_FAIL"] = "cuMemAlloc=2"
     raises(errors.OutOfMemory, lambda: runtime.buffer(1, 64))
     assert current() == int(mine)
+    del os.environ["PYXDEV_FAKE_CUDA_FAIL"]
+
+    # What was made under somebody else's context belongs to our device all the same.
+    stream, buffer = runtime.stream(1), runtime.buffer(1, 64)
+    driver.cuCtxSetCurrent(0)
+    stream.fill(buffer.address, 1, 64)
+    assert stream.synchronize(20) and current() == 0
+    stream.close(), buffer.close()
 """,
         PYXDEV_FAKE_CUDA_DEVICES="3",
     )

@@ -62,3 +62,27 @@ with open(BACKEND) as runtime:
         FAKES,
         ROCM,
     )
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_rows_further_apart_than_the_vendor_takes(backend: str) -> None:
+    """No pitch may be above 2^31 - 1; such rows are copied one by one."""
+    run(
+        f"BACKEND = {backend!r}"
+        """
+from pyxdev.backends import open
+with open(BACKEND) as runtime:
+    pitch, width = (1 << 31) + 4096, 1000
+    far, s = runtime.buffer(0, pitch + width), runtime.stream(0)
+    host, back = runtime.buffer(HOST, 2 * width), runtime.buffer(HOST, 2 * width)
+    memoryview(host)[:] = want = pattern(2 * width)
+    s.copy(far.address, host.address, width, height=2, dst_pitch=pitch, src_pitch=width, dst_device=0, src_device=HOST)
+    s.copy(back.address, far.address, width, height=2, dst_pitch=width, src_pitch=pitch, dst_device=HOST, src_device=0)
+    assert s.synchronize(20)
+    assert bytes(memoryview(back)) == want
+    for thing in (s, far, host, back):
+        thing.close()
+""",
+        FAKES,
+        ROCM,
+    )
