@@ -85,8 +85,8 @@ def choose(runtime: Runtime, src: int, dst: int, host_stage: HostStage, *, fresh
         pair = _decide(runtime, src, dst, mode, fresh)
         known[src, dst, mode] = pair
         log.info(
-            "copies from device %d to device %d: %s; host_stage %s (%s), peer access %s, %s: %s",
-            src, dst, pair.path, host_stage, mode, pair.peer, pair.verdict, pair.why,
+            "copies from device %d to device %d: %s; host_stage %s (%s), peer access %s, %s: %s%s",
+            src, dst, pair.path, host_stage, mode, pair.peer, pair.verdict, pair.why, _fastest(pair.speeds),
         )  # fmt: skip
         _heed_waits(runtime, pair)
     return pair
@@ -120,7 +120,7 @@ def _decide(runtime: Runtime, src: int, dst: int, mode: Mode, fresh: bool) -> Pa
     if found.verdict != "verified":
         return replace(pair, why=found.why)
     path, direct_from, direct_to = crossover(found.speeds)
-    why = f"{found.why}; {_compare(found.speeds)}"
+    why = f"{found.why}, {_compare(path, direct_from, direct_to)}" if found.speeds else found.why
     return replace(pair, path=path, why=why, direct_from=direct_from, direct_to=direct_to)
 
 
@@ -216,8 +216,19 @@ def crossover(speeds: Sequence[Speed]) -> tuple[Path, int, int]:
     return "by_size", direct_from, direct_to
 
 
-def _compare(speeds: Sequence[Speed]) -> str:
+def _fastest(speeds: Sequence[Speed]) -> str:
     if not speeds:
-        return "not measured"
-    largest = speeds[-1]
-    return f"direct {largest.direct:.3g} GB/s, staged {largest.staged:.3g} GB/s at {largest.nbytes} bytes"
+        return ""
+    last = speeds[-1]
+    direct = f"direct {last.direct:.3g}, " if last.direct else ""
+    return f" ({direct}staged {last.staged:.3g} GB/s for {last.nbytes} bytes)"
+
+
+def _compare(path: Path, direct_from: int, direct_to: int) -> str:
+    if path == "direct":
+        return "faster than staged ones"
+    if path == "staged":
+        return "slower than staged ones"
+    begin = f" from {direct_from}" if direct_from else ""
+    end = f" below {direct_to}" if direct_to else ""
+    return f"faster than staged ones{begin}{end} bytes"

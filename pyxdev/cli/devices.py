@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pyxdev import topology
@@ -13,13 +14,13 @@ from pyxdev.cli.output import print_json, print_table, size
 from pyxdev.errors import NoPeerAccess
 
 DEVICE = ("device", "name", "arch", "memory", "free", "pci", "uuid")
-PAIR = ("peer", "verdict", "waits", "path", "direct_from", "direct_to", "why")  # as in topology.Pair
-REASON = ("peer", "verdict", "path", "why")
+REASON = ("peer", "verdict", "waits", "path", "why")  # as in topology.Pair
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("devices", help="lists the devices and the paths of copies between them")
     machine.add_flags(parser, "host_stage")
+    parser.add_argument("--measure", action="store_true", help="tries every pair again, whatever was found out before")
     parser.set_defaults(run=run)
 
 
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     with machine.open_runtime(arguments) as runtime:
         ordinals = range(runtime.device_count)
         devices = [_device(runtime, device) for device in ordinals]
-        pairs = [_pair(runtime, src, dst) for src in ordinals for dst in ordinals if src != dst]
+        pairs = [_pair(runtime, src, dst, arguments.measure) for src in ordinals for dst in ordinals if src != dst]
         backend = runtime.backend
     if arguments.json:
         print_json({"backend": backend, "devices": devices, "pairs": pairs})
@@ -47,28 +48,36 @@ def _device(runtime: Runtime, device: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pair(runtime: Runtime, src: int, dst: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"src": src, "dst": dst}
+def _pair(runtime: Runtime, src: int, dst: int, fresh: bool) -> dict[str, Any]:
     try:
-        pair = topology.choose(runtime, src, dst, runtime.settings.host_stage)
+        pair = topology.choose(runtime, src, dst, runtime.settings.host_stage, fresh=fresh)
     except NoPeerAccess as error:
         pair = topology.Pair(src, dst, "direct", "no", "not tried", "direct", str(error))
-        return row | {key: getattr(pair, key) for key in PAIR} | {"path": "refused"}
-    return row | {key: getattr(pair, key) for key in PAIR}
+        return asdict(pair) | {"path": "refused"}
+    return asdict(pair)
+
+
+def _cell(pair: dict[str, Any] | None) -> str:
+    """The path, and below it GB/s direct and staged of the largest copy that was measured."""
+    if pair is None:
+        return ""
+    speeds = [pair["speeds"][-1][path] for path in ("direct", "staged")] if pair["speeds"] else []
+    text = " / ".join(f"{speed:.3g}" if speed else "-" for speed in speeds)
+    return f"{pair['path']}\n{text}" if text else str(pair["path"])
 
 
 def _show_pairs(pairs: Sequence[dict[str, Any]], ordinals: range) -> None:
     """The path of each pair as a matrix, and each reason once."""
-    path = {(pair["src"], pair["dst"]): pair["path"] for pair in pairs}
+    known = {(pair["src"], pair["dst"]): pair for pair in pairs}
     print_table(
         ("from", *(f"to {dst}" for dst in ordinals)),
-        ([src, *(path.get((src, dst), "") for dst in ordinals)] for src in ordinals),
-        "copies between devices",
+        ([src, *(_cell(known.get((src, dst))) for dst in ordinals)] for src in ordinals),
+        "copies between devices: path, GB/s direct / staged",
     )
     reasons: dict[tuple[Any, ...], list[str]] = {}
     for pair in pairs:
         reasons.setdefault(tuple(pair[key] for key in REASON), []).append(f"{pair['src']}>{pair['dst']}")
     print_table(
-        ("peer access", "verdict", "path", "why", "pairs"),
+        ("peer access", "verdict", "waits", "path", "why", "pairs"),
         ([*reason, "all" if len(reasons) == 1 else " ".join(which)] for reason, which in reasons.items()),
     )

@@ -151,3 +151,20 @@ def test_python_m_pyxdev() -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["backend"] == "sim"
     assert "copies from device 0 to device 1: direct" in done.stderr
+
+
+def test_devices_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What was found out about each pair, and a path that depends on the size."""
+    profile = tmp_path / "narrow.toml"
+    profile.write_text('[device]\ncount = 2\n[peer]\ngb_s = 5\n[[fault]]\nkind = "drop"\nfrom = 1\nto = 0\n')
+    arguments = ["devices", "--measure", "--profile", str(profile)]
+    there, back = answer([*arguments, "--json"], capsys)["pairs"]
+    assert (there["path"], there["direct_to"], there["verdict"], there["waits"]) == (
+        "by_size", 262144, "verified", "work",
+    )  # fmt: skip
+    assert [speed["nbytes"] for speed in there["speeds"]] == [4096, 65536, 1048576]
+    assert (back["path"], back["verdict"]) == ("staged", "wrong data")
+    assert cli.main(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "262144" in shown
+    assert "wrong data" in shown
