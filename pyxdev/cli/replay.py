@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pyxdev import backends
-from pyxdev._native import HOST, Array, Buffer, Event, Runtime, Stream
+from pyxdev._native import HOST, Array, Buffer, Event, Runtime, SimDriver, Stream
 from pyxdev.executor import Executor, Stage
 
 SEED_RING = 4  # microbatches that the seed lets into its first stage before the host waits
@@ -190,9 +190,15 @@ class Row:
 
 
 def replay(
-    machine: Any, work: Workload, devices: Sequence[int], microbatches: Sequence[int], modes: Sequence[str]
+    machine: Any,
+    work: Workload,
+    devices: Sequence[int],
+    microbatches: Sequence[int],
+    modes: Sequence[str],
+    watch: Callable[[SimDriver], None] | None = None,
 ) -> list[Row]:
-    """Every combination on simulated devices, in simulated time. machine: as pyxdev.open takes it."""
+    """Every combination on simulated devices, in simulated time. machine: as pyxdev.open takes it. watch: is shown the
+    driver after each run."""
     rows = []
     for count in devices:
         for number in microbatches:
@@ -200,5 +206,7 @@ def replay(
             for mode in modes:
                 with backends.open("sim", machine=machine) as runtime:
                     seconds = MODES[mode](runtime, work, count, number)
+                    if watch is not None:
+                        watch(cast(SimDriver, runtime.driver))
                 rows.append(Row(count, number, mode, number * work.tokens / seconds, alone / seconds, alone / best))
     return rows
