@@ -144,9 +144,7 @@ typedef struct scope {
     const char *operation;
 } scope;
 
-enum need { THIS_CONTEXT, ANY_CONTEXT };
-
-static int make_current(scope *in, xd_driver *driver, int device, enum need need, const char *operation, xd_error *err)
+static int make_current(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
 {
     cuda *c = (cuda *)driver;
     cu_context context, current = NULL;
@@ -156,7 +154,7 @@ static int make_current(scope *in, xd_driver *driver, int device, enum need need
     *in = (scope){.c = c, .device = device, .operation = operation};
     const char *call = "cuCtxGetCurrent";
     cu_result code = c->cu.cuCtxGetCurrent(&current);
-    if (code == CU_SUCCESS && current != context && (need == THIS_CONTEXT || !current)) {
+    if (code == CU_SUCCESS && current != context) {
         call = "cuCtxPushCurrent";
         code = c->cu.cuCtxPushCurrent(context);
         in->pushed = code == CU_SUCCESS;
@@ -172,25 +170,13 @@ static void restore(const scope *in)
 }
 
 /* make_current for everything but freeing, which still works on a failed device. */
-static int enter_with(scope *in, xd_driver *driver, int device, enum need need, const char *operation, xd_error *err)
+static int enter(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
 {
-    int status = make_current(in, driver, device, need, operation, err);
+    int status = make_current(in, driver, device, operation, err);
     if (status != XD_OK || !in->c->devices[device].failed)
         return status;
     restore(in);
     return xd_fail(err, XD_DEVICE_FAULT, 0, operation, "a host function failed on device %d", device);
-}
-
-static int enter(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
-{
-    return enter_with(in, driver, device, THIS_CONTEXT, operation, err);
-}
-
-/* For copies, records, waits and queries: their stream or event carries its device, so that CUDA takes them with any
-   device current (CUDA C++ Programming Guide, "Stream and Event Behavior"). Two calls less, on the hottest path. */
-static int enter_queue(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
-{
-    return enter_with(in, driver, device, ANY_CONTEXT, operation, err);
 }
 
 static int leave(const scope *in, cu_result code, const char *call, xd_error *err)
@@ -210,7 +196,7 @@ static void cuda_close(xd_driver *driver)
         if (!c->devices[i].context)
             continue;
         /* Host functions that are still queued use this driver's memory. */
-        if (pending && make_current(&in, driver, i, THIS_CONTEXT, "close", NULL) == XD_OK)
+        if (pending && make_current(&in, driver, i, "close", NULL) == XD_OK)
             leave(&in, c->cu.cuCtxSynchronize(), "cuCtxSynchronize", NULL);
         c->cu.cuDevicePrimaryCtxRelease(c->devices[i].handle);
     }
@@ -386,7 +372,7 @@ static int cuda_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint
 static int cuda_device_free(xd_driver *driver, int device, uint64_t address, xd_error *err)
 {
     scope in;
-    int status = make_current(&in, driver, device, THIS_CONTEXT, "device_free", err);
+    int status = make_current(&in, driver, device, "device_free", err);
     return status == XD_OK ? leave(&in, in.c->cu.cuMemFree(address), "cuMemFree", err) : status;
 }
 
@@ -436,7 +422,7 @@ static int cuda_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd
 static int cuda_host_free(xd_driver *driver, void *address, xd_error *err)
 {
     scope in;
-    int status = make_current(&in, driver, choose_host_device((cuda *)driver), THIS_CONTEXT, "host_free", err);
+    int status = make_current(&in, driver, choose_host_device((cuda *)driver), "host_free", err);
     return status == XD_OK ? leave(&in, in.c->cu.cuMemFreeHost(address), "cuMemFreeHost", err) : status;
 }
 
@@ -458,14 +444,14 @@ static int cuda_stream_create(xd_driver *driver, int device, void **stream, xd_e
 static int cuda_stream_destroy(xd_driver *driver, int device, void *stream, xd_error *err)
 {
     scope in;
-    int status = make_current(&in, driver, device, THIS_CONTEXT, "stream_destroy", err);
+    int status = make_current(&in, driver, device, "stream_destroy", err);
     return status == XD_OK ? leave(&in, in.c->cu.cuStreamDestroy(stream), "cuStreamDestroy", err) : status;
 }
 
 static int cuda_stream_query(xd_driver *driver, int device, void *stream, int *idle, xd_error *err)
 {
     scope in;
-    int status = enter_queue(&in, driver, device, "stream_query", err);
+    int status = enter(&in, driver, device, "stream_query", err);
     if (status != XD_OK)
         return status;
     cu_result code = in.c->cu.cuStreamQuery(stream);
@@ -478,7 +464,7 @@ static int cuda_stream_query(xd_driver *driver, int device, void *stream, int *i
 static int cuda_stream_wait(xd_driver *driver, int device, void *stream, void *event, xd_error *err)
 {
     scope in;
-    int status = enter_queue(&in, driver, device, "stream_wait", err);
+    int status = enter(&in, driver, device, "stream_wait", err);
     if (status != XD_OK)
         return status;
     return leave(&in, in.c->cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent", err);
@@ -501,21 +487,21 @@ static int cuda_event_create(xd_driver *driver, int device, int timing, void **e
 static int cuda_event_destroy(xd_driver *driver, int device, void *event, xd_error *err)
 {
     scope in;
-    int status = make_current(&in, driver, device, THIS_CONTEXT, "event_destroy", err);
+    int status = make_current(&in, driver, device, "event_destroy", err);
     return status == XD_OK ? leave(&in, in.c->cu.cuEventDestroy(event), "cuEventDestroy", err) : status;
 }
 
 static int cuda_event_record(xd_driver *driver, int device, void *event, void *stream, xd_error *err)
 {
     scope in;
-    int status = enter_queue(&in, driver, device, "event_record", err);
+    int status = enter(&in, driver, device, "event_record", err);
     return status == XD_OK ? leave(&in, in.c->cu.cuEventRecord(event, stream), "cuEventRecord", err) : status;
 }
 
 static int cuda_event_query(xd_driver *driver, int device, void *event, int *done, xd_error *err)
 {
     scope in;
-    int status = enter_queue(&in, driver, device, "event_query", err);
+    int status = enter(&in, driver, device, "event_query", err);
     if (status != XD_OK)
         return status;
     cu_result code = in.c->cu.cuEventQuery(event);
@@ -588,7 +574,7 @@ static int cuda_copy(xd_driver *driver, int device, void *stream, const xd_trans
     if (status == XD_OK && t.src_device != XD_HOST)
         status = context_of(c, t.src_device, &context, operation, err);
     if (status == XD_OK)
-        status = enter_queue(&in, driver, device, operation, err);
+        status = enter(&in, driver, device, operation, err);
     if (status != XD_OK)
         return status;
     if (t.height == 1)
