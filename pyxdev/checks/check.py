@@ -64,12 +64,14 @@ class Unclear(Error):
 class Check:
     """One question to the machine. Subclasses set the class attributes and write run().
 
-    key: what -k matches. description: one line for --list. proves: what a PASS means.
+    key: what -k matches. description, proves, requires: what it does, what a PASS means, and what the machine must have
+    to be asked, for --list; needs() looks whether it has.
     """
 
     key: ClassVar[str]
     description: ClassVar[str]
     proves: ClassVar[str]
+    requires: ClassVar[str] = "one device"
     level: ClassVar[Level] = Level.QUICK
     deadline: ClassVar[float] = 60.0  # seconds, at every level but FULL, which has five times as much
 
@@ -89,6 +91,8 @@ class Check:
 
 class PairCheck(Check):
     """A check that asks every ordered pair of different devices in turn."""
+
+    requires = "two devices"
 
     def needs(self, runtime: Runtime) -> str | None:
         return None if runtime.device_count > 1 else "there is only one device"

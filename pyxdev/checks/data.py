@@ -177,6 +177,7 @@ class DirectData(Sweep):
     key = "direct-data"
     description = "direct copies of many sizes and offsets, each checked by the destination's own device"
     proves = "what is written through peer access arrives, whole and in place"
+    requires = "peer access"
     path = "direct"
 
     def ways(self, rig: Rig, src: int, dst: int) -> Iterator[tuple[str, list[int], Way]]:
@@ -369,6 +370,7 @@ class Large(PairCheck):
     key = "large"
     description = "copies across 2 and 4 GiB, and small ones beyond"
     proves = "sizes and offsets are 64 bits wide all the way"
+    requires = "two devices, 2 or 4 GiB free on each"
     level = Level.FULL
 
     BOUNDARIES = (2 * GIB, 4 * GIB)
@@ -412,6 +414,7 @@ class PeerKernels(DataCheck):
     key = "peer-kernels"
     description = "kernels that write to and read from the other device's memory"
     proves = "loads and stores through peer access reach the owner, not a private mirror"
+    requires = "peer access, real devices"
     path = "direct"
 
     def needs(self, runtime: Runtime) -> str | None:

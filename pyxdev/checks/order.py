@@ -75,6 +75,7 @@ class EventOrder(PairCheck):
     key = "event-order"
     description = "a stream waits for an event of another device (and of its own)"
     proves = "the consumer sees what a delayed producer wrote, every time; without the wait it is seen not to"
+    requires = "one device"
 
     def needs(self, runtime: Runtime) -> str | None:
         return None
@@ -114,6 +115,7 @@ class EventChain(Check):
     key = "event-chain"
     description = "waits through all devices in a row, and one device that waits for all"
     proves = "order holds over many hops and for several waits of one stream"
+    requires = "two devices"
 
     def needs(self, runtime: Runtime) -> str | None:
         return None if runtime.device_count > 1 else "there is only one device"

@@ -68,6 +68,7 @@ class MemoryPressure(Check):
     key = "memory-pressure"
     description = "more than there is, then all but a little, then copies in what is left"
     proves = "a refused allocation is a plain error and harms nothing; a nearly full device copies right"
+    requires = "two devices"
     level = Level.NORMAL
 
     LEFT = 64 * MIB

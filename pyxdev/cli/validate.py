@@ -14,6 +14,8 @@ from pyxdev.checks import CHECKS, Check, Level, Result, Verdict, report, select
 from pyxdev.checks.runner import Runner, Target, Unopened
 from pyxdev.settings import add_flags, resolve
 
+LEVELS = {Level.QUICK: "--quick", Level.NORMAL: "", Level.FULL: "--full"}
+FEW = 6  # results alike that are shown one by one
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.WAIVED: "dim", Verdict.INCONCLUSIVE: "yellow"}
 EPILOG = """exit codes: 0 all passed, or waived with a reason; 1 wrong data, wrong order or another broken promise;
 2 usage; 3 inconclusive or hung; 4 no device. Nothing of the machine is changed."""
@@ -115,18 +117,24 @@ def _show(runner: Runner, checks: list[Check], quiet: bool) -> list[Result]:
 
 
 def _rows(results: list[Result]) -> Table:
+    """One row a result; many results that say the same share one."""
     table = Table.grid(padding=(0, 2))
     table.add_column(width=13)
     table.add_column(width=16)
     table.add_column(width=6)
     table.add_column(overflow="fold")
+    groups: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
-        text = result.reason if result.verdict != Verdict.PASS or result.reason else ""
-        text = escape(text) or f"[dim]{escape(_figures(result))}[/]"
-        if result.hint:
-            text += f"\n[cyan]{escape(result.hint)}[/]"
-        colour = COLOURS[result.verdict]
-        table.add_row(f"[{colour}]{result.verdict}[/]", result.key, result.pair, text)
+        groups.setdefault((result.verdict, result.reason, result.hint), []).append(result)
+    for alike in groups.values():
+        few = len(alike) <= FEW
+        for result in alike if few else alike[:1]:
+            text = escape(result.reason) or (f"[dim]{escape(_figures(result))}[/]" if few else "")
+            if result.hint:
+                text += f"\n[cyan]{escape(result.hint)}[/]"
+            colour = COLOURS[result.verdict]
+            which = result.pair if few else f"{len({result.pair for result in alike})} x"
+            table.add_row(f"[{colour}]{result.verdict}[/]", result.key, which, text)
     return table
 
 
@@ -140,7 +148,7 @@ def _summary(results: list[Result]) -> str:
 
 
 def _print_list(checks: list[Check]) -> None:
-    table = Table("key", "asks", "a PASS proves", "level", "needs", box=None, padding=(0, 2, 0, 0))
+    table = Table("key", "asks", "a PASS proves", "needs", "from", box=None, padding=(0, 2, 0, 0))
     for check in checks:
-        table.add_row(check.key, check.description, check.proves, check.level.name.lower())
+        table.add_row(check.key, check.description, check.proves, check.requires, LEVELS[check.level])
     Console().print(table)

@@ -56,7 +56,7 @@ def test_every_check_says_what_it_is() -> None:
     keys = [check.key for check in CHECKS]
     assert len(set(keys)) == len(keys)
     for check in CHECKS:
-        assert check.description and check.proves
+        assert check.description and check.proves and check.requires
         assert check.deadline > 0
 
 
