@@ -20,7 +20,7 @@ cdef class Array:
     cdef readonly int device
     cdef readonly uint64_t address
     cdef readonly tuple shape
-    cdef readonly tuple strides
+    cdef tuple given  # strides, or None for C order
     cdef readonly object dtype
     cdef readonly uint64_t nbytes
     cdef readonly object size
@@ -46,9 +46,10 @@ cdef class Array:
                 raise errors.InvalidArgument(f"shape is {self.shape}; extents from 0 up are allowed")
             size *= extent
         self.size = size
-        self.strides = c_strides(self.shape) if strides is None else tuple(strides)
-        if len(self.strides) != len(self.shape):
-            raise errors.InvalidArgument(f"strides {self.strides} do not fit the shape {self.shape}")
+        if strides is not None:
+            self.given = tuple(strides)
+            if len(self.given) != len(self.shape):
+                raise errors.InvalidArgument(f"strides {self.given} do not fit the shape {self.shape}")
         if nbytes is not None:
             self.nbytes = nbytes
         elif dtype in DTYPES:
@@ -71,12 +72,17 @@ cdef class Array:
         return len(self.shape)
 
     @property
+    def strides(self):
+        return c_strides(self.shape) if self.given is None else self.given
+
+    @property
     def contiguous(self):
         """C order without gaps; extents of 1 and empty arrays do not count."""
-        expected = c_strides(self.shape)
-        return self.size == 0 or all(
+        if self.given is None or self.size == 0:
+            return True
+        return all(
             extent == 1 or have == want
-            for extent, have, want in zip(self.shape, self.strides, expected, strict=True)
+            for extent, have, want in zip(self.shape, self.given, c_strides(self.shape), strict=True)
         )
 
     @property

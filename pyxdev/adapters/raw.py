@@ -27,6 +27,7 @@ class RawStage:
         self._stage = stage
         self._turn = 0
         self._made: set[Lease] = set()
+        self._sizes: dict[tuple[tuple[int, ...], str], int] = {}
         self.device = stage.device
         self.stream = stage.stream
         self.runtime = stage.runtime
@@ -38,8 +39,10 @@ class RawStage:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Uninitialised memory, free to be written by the stage's stream. It serves again when nobody refers to it."""
-        sized = Array(self.runtime, self.device, 0, shape, dtype)
-        block = self._stage.blocks.take(self._turn, sized.nbytes)
+        nbytes = self._sizes.get((shape, dtype))
+        if nbytes is None:
+            nbytes = self._sizes[shape, dtype] = Array(self.runtime, self.device, 0, shape, dtype).nbytes
+        block = self._stage.blocks.take(self._turn, nbytes)
         self._made.add(block)
         return Array(self.runtime, self.device, block.item.address, shape, dtype, owner=block, stream=self.stream)
 
