@@ -50,8 +50,8 @@ class HostCalls(PairCheck):
             calls = self._calls(rig, src, dst)
             for call in calls.values():  # set-up on first use is not what is asked for
                 call()
-            rig.sync(rig.stream(src), "a first use")
-            rig.sync(rig.stream(dst), "a first use")
+                rig.sync(rig.stream(src), "a first use")
+                rig.sync(rig.stream(dst), "a first use")
             times, blocked = {}, []
             for name, call in calls.items():
                 latch = rig.latch(rig.stream(src))

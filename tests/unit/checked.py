@@ -26,10 +26,15 @@ def machine(
 
 
 def ask(
-    check: Check, *faults: dict[str, Any], level: Level = Level.QUICK, patience: float = 10.0, **machine_options: Any
+    check: Check,
+    *faults: dict[str, Any],
+    level: Level = Level.QUICK,
+    patience: float = 10.0,
+    watch: bool = False,
+    **machine_options: Any,
 ) -> list[Result]:
-    """Results on a machine with these faults. A healthy one must leave nothing alive."""
-    with Runtime(sim.driver(machine(*faults, **machine_options))) as runtime:
+    """Results on a machine with these faults; it must leave nothing alive. watch: with the ordering checker on."""
+    with Runtime(sim.driver(machine(*faults, **machine_options), check=watch)) as runtime:
         kernels = open_kernels(runtime)
         with Rig(runtime, kernels, level=level, patience=patience) as rig:
             results = list(run_check(check, rig))
