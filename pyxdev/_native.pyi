@@ -89,6 +89,7 @@ class Runtime:
     def clock(self) -> float:
         """Seconds on the runtime's clock: monotonic host time, or simulated time."""
     force_sync: bool
+    managed: bool  # closed by garbage collection, when its last child is gone, without a warning
     settings: Settings  # set by pyxdev.backends.open()
     topology: dict[Any, Any]  # set by pyxdev.topology
     def live(self) -> Live: ...

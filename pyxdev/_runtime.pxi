@@ -34,6 +34,7 @@ cdef class Runtime:
     cdef xd_runtime *ptr
     cdef readonly Driver driver
     cdef readonly object backend
+    cdef public bint managed  # closed by collection, without a warning
     cdef dict __dict__  # what others keep per runtime: the topology, the machine it simulates
     cdef object __weakref__
 
@@ -81,7 +82,7 @@ cdef class Runtime:
         self.close()
 
     def __del__(self):
-        if self.ptr != NULL:
+        if self.ptr != NULL and not self.managed:
             leaked(self)
 
     def __dealloc__(self):
