@@ -1,11 +1,12 @@
 """Stages on bare memory: fn(stage, x) sees pyxdev Arrays and queues its work on stage.stream.
 
-stage.empty(shape, dtype) gives memory for outputs; what a stage made so and returns is passed on as it is, everything
-else it returns (its input, memory of its own) is copied first, in stream order.
+stage.empty(shape, dtype) gives memory for outputs; what a stage made so in this call, returns and does not keep is
+passed on as it is. Everything else it returns (its input, memory of its own) is copied first, in stream order.
 """
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import HOST, Array, Lease, Runtime
@@ -46,12 +47,14 @@ class RawStage:
         self._made.add(block)
         return Array(self.runtime, self.device, block.item.address, shape, dtype, owner=block, stream=self.stream)
 
-    def is_made(self, array: Array) -> bool:
-        """Whether the memory is from empty(), in this call."""
-        owner = array.owner
-        while isinstance(owner, Array):  # a view
-            owner = owner.owner
-        return owner in self._made
+    def is_ours(self, arrays: list[Any], n: int) -> bool:
+        """Whether the memory of this output is from empty(), in this call, and only `arrays` refers to it."""
+        thing = arrays[n]
+        while isinstance(thing, Array):
+            if getrefcount(thing) > 3:  # whoever holds it, the name here, the call
+                return False
+            thing = thing.owner
+        return thing in self._made and getrefcount(thing) <= 4  # and the set
 
     def end(self) -> None:
         self._made.clear()
@@ -99,16 +102,16 @@ class RawAdapter:
         raw = self._raw = self._raw or RawStage(stage)
         raw.begin(batch.turn)
         try:
-            y = stage.fn(raw, self._input(stage, slot, incoming))
             arrays: list[Any] = []
             plain: list[Any] = []
-            structure = flatten(y, lambda leaf: isinstance(leaf, Array), arrays, plain)
+            # No name here may refer to the outputs when is_ours() counts who does.
+            structure = flatten(stage.fn(raw, self._input(stage, slot, incoming)), _is_array, arrays, plain)
             specs = tuple([self._output_spec(stage, leaf) for leaf in arrays])
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
         layout = self._layouts.of(structure, specs)
-        owned = [leaf if raw.is_made(leaf) else self._copied(raw, leaf) for leaf in arrays]
+        owned = [arrays[n] if raw.is_ours(arrays, n) else self._copied(raw, arrays[n]) for n in range(len(arrays))]
         raw.end()
         spans = [
             (offset, leaf.address, leaf.nbytes)
@@ -157,3 +160,7 @@ class RawAdapter:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, Array)

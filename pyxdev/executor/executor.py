@@ -91,7 +91,8 @@ class Executor:
         with ExitStack() as stack:
             if runtime is None:
                 settings = resolve({"backend": backend, "force_sync": force_sync, **changed})
-                runtime = stack.enter_context(open_backend(settings=settings, machine=machine))
+                runtime = open_backend(settings=settings, machine=machine)
+                stack.callback(_close_own, runtime)
             else:
                 settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
             self._runtime = runtime
@@ -389,6 +390,15 @@ def _changed(runtime: Runtime, changed: Mapping[str, object], **fixed: object) -
     wanted = resolve(changed)
     given = {name: getattr(wanted, name) for name, value in changed.items() if value is not None}
     return replace(settings, **given)
+
+
+def _close_own(runtime: Runtime) -> None:
+    """Results that the caller still has keep the executor's own runtime; the last of them closes it."""
+    live = runtime.live()
+    if live.buffers and live.streams + live.events + live.links + live.rings + live.throttles + live.readers == 0:
+        runtime.managed = True
+    else:
+        runtime.close()
 
 
 def _drain(runtime: Runtime, streams: list[Stream]) -> None:
