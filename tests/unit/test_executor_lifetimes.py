@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -248,17 +247,24 @@ def test_any_order_of_letting_go(order: tuple[int, ...]) -> None:
         assert not runtime.live().any()
 
 
-def test_raw_results_keep_the_runtime_busy() -> None:
-    executor = Executor([0], [lambda stage, x: x], adapter="raw", machine=machine(1))
-    y = executor.submit(np.arange(3)).result()
+def test_raw_results_outlive_the_executor_and_its_own_runtime() -> None:
+    with Executor([0], [lambda stage, x: x], adapter="raw", machine=machine(1)) as executor:
+        y = executor.submit(np.arange(3)).result()
+        runtime = executor.runtime
     assert y.numpy().tolist() == [0, 1, 2]
-    with pytest.raises(Busy, match="buffer"):
-        executor.close()
-    executor.close()
-    runtime = executor.runtime
-    assert not runtime.closed and y.numpy().tolist() == [0, 1, 2]
+    assert not runtime.closed and runtime.live().buffers == 1
     del y
-    runtime.close()
+    assert not runtime.live().any()
+    del runtime, executor  # closed, and without a warning
+
+
+def test_raw_results_keep_a_runtime_of_the_callers_busy() -> None:
+    with open_backend("sim", machine=machine(1)) as runtime:
+        with Executor([0], [lambda stage, x: x], adapter="raw", runtime=runtime) as executor:
+            y = executor.submit(np.arange(3)).result()
+        with pytest.raises(Busy, match="1 buffer"):
+            runtime.close()
+        del y
 
 
 # ---- several at once ----

@@ -1,0 +1,261 @@
+"""The torch adapter, as far as it can be tested without a GPU.
+
+CPU tensors over the memory of simulated devices stand in for CUDA tensors: a stage waits for its simulated stream, runs
+at once, and its outputs are moved to memory of the simulated device. Who refers to what memory, what is cloned, what is
+held and for how long is as on a GPU; streams of torch are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from executor_cases import machine
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.dlpack import from_dlpack  # noqa: E402
+
+from pyxdev import Array, adapters  # noqa: E402
+from pyxdev._native import HOST, Runtime  # noqa: E402
+from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
+from pyxdev.errors import StageError  # noqa: E402
+from pyxdev.executor import Executor  # noqa: E402
+
+
+class OnTheHost(TorchAdapter):
+    """See the module's docstring."""
+
+    inside: Any = None
+    clones = 0
+    turn = 0
+
+    @contextmanager
+    def _current(self, stage: Any) -> Iterator[None]:
+        stage.stream.synchronize()
+        self.inside, outer = stage, self.inside
+        try:
+            yield
+        finally:
+            self.inside = outer
+
+    def device(self, leaf: Any) -> int:
+        return HOST if self.inside is None else int(self.inside.device)
+
+    def _own(self, stage: Any, arrays: list[Any], n: int) -> Any:
+        before = arrays[n].data_ptr()
+        spec = super()._own(stage, arrays, n)
+        OnTheHost.clones += arrays[n].data_ptr() != before
+        lease = stage.blocks.take(OnTheHost.turn, spec.nbytes)
+        memory = Array(stage.runtime, stage.device, lease.item.address, (spec.nbytes,), "uint8", owner=lease)
+        moved = from_dlpack(memory).view(arrays[n].dtype).view(spec.shape)
+        arrays[n] = moved.copy_(arrays[n])
+        return spec
+
+    def run(self, stage: Any, batch: Any, slot: Any, incoming: Any) -> Any:
+        OnTheHost.turn = batch.turn
+        return super().run(stage, batch, slot, incoming)
+
+    def _their_stream(self, runtime: Runtime, device: int) -> Any:
+        return (
+            self._theirs.setdefault((device, 0), runtime.stream(device))
+            if not self._theirs
+            else self._theirs[device, 0]
+        )
+
+
+@pytest.fixture(autouse=True)
+def torch_on_simulated_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "choose", lambda name, runtime, fns: "torch")
+    monkeypatch.setattr(adapters, "make", lambda name, layouts: OnTheHost(layouts))
+    OnTheHost.clones = 0
+
+
+def pipe(fns: Any, seed: int = 0, **options: Any) -> Executor:
+    return Executor(range(len(fns)), fns, host_stage="0", machine=machine(len(fns), seed), **options)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, x: Any) -> Any:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_modules_give_the_bits_of_running_in_order(seed: int, depth: int) -> None:
+    torch.manual_seed(seed)
+    blocks = torch.nn.Sequential(Block(64), Block(64), Block(64))
+    xs = [torch.randn(5, 64) for _ in range(9)]
+    with torch.no_grad(), pipe(blocks, seed, depth=depth) as executor:
+        ys = list(executor.map(xs))
+        for x, y in zip(xs, ys, strict=True):
+            assert torch.equal(y, blocks(x)), f"seed {seed}"
+    assert OnTheHost.clones == 0
+
+
+def test_gradients_are_left_behind() -> None:
+    blocks = torch.nn.Sequential(Block(8), Block(8))
+    with pipe(blocks) as executor:
+        y = executor.submit(torch.randn(2, 8, requires_grad=True)).result()
+        assert not y.requires_grad
+        del y
+
+
+def test_results_are_the_callers_own() -> None:
+    with pipe([lambda x: x + 1]) as executor:
+        ticket = executor.submit(torch.zeros(100))
+        y = ticket.result()
+        y.fill_(9)
+        chained = [executor.submit(ticket) for _ in range(8)]
+        assert all(torch.equal(other.result(), torch.full((100,), 2.0)) for other in chained)
+        assert y[0] == 9
+
+
+class Cache:
+    """Keeps keys and values in one tensor and returns a view of it."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(20, 30)
+        self.used = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.memory[self.used] = x
+        self.used += 1
+        return self.memory
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_views_of_a_stages_own_memory_are_cloned(seed: int) -> None:
+    with pipe([Cache(), lambda m: m.sum(0)], seed, depth=3) as executor:
+        xs = [torch.full((30,), float(n + 1)) for n in range(12)]
+        for n, y in enumerate(executor.map(xs)):
+            assert y[0] == (n + 1) * (n + 2) / 2, f"seed {seed}"
+    assert OnTheHost.clones == 12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_static_outputs_are_cloned(seed: int) -> None:
+    static = torch.empty(1000)
+
+    def graph(x: Any) -> Any:
+        return {"y": torch.mul(x, 2, out=static), "n": 3}
+
+    with pipe([graph, lambda x: x["y"] + x["n"]], seed, depth=3) as executor:
+        assert [y[-1].item() for y in executor.map([torch.full((1000,), float(n)) for n in range(12)])] == [
+            2 * n + 3 for n in range(12)
+        ]
+    assert OnTheHost.clones == 12
+
+
+@pytest.mark.parametrize(
+    "give_back", [lambda x: x, lambda x: x.mul_(2), lambda x: x[::2], lambda x: x.T, lambda x: [x, x]]
+)
+def test_inputs_may_be_returned(give_back: Any) -> None:
+    x = torch.arange(600.0).reshape(20, 30)
+    with pipe([give_back, lambda x: x], depth=1) as executor:
+        wanted = give_back(x.clone())
+        for _ in range(6):
+            got = executor.submit(x).result()
+            pairs = zip(got, wanted, strict=True) if isinstance(wanted, list) else [(got, wanted)]
+            assert all(torch.equal(a, b) for a, b in pairs)
+        del got, pairs
+
+
+def test_fresh_outputs_and_views_of_them_are_not_cloned() -> None:
+    def views(x: Any) -> Any:
+        y = x + 1
+        return y[:5], (x * 2).reshape(-1)
+
+    with torch.no_grad(), pipe([views, lambda x: x[0]]) as executor:
+        for _ in range(3):
+            executor.submit(torch.ones(10, 4)).result()
+    assert OnTheHost.clones == 3  # of what the second stage returns: a part of its input
+
+
+def test_keeping_an_input_is_an_error() -> None:
+    kept: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        kept.append(x[0])
+        return x + 1
+
+    with pipe([keep]) as executor:
+        with pytest.raises(StageError, match=r"kept a tensor of its input.*clone"):
+            executor.submit(torch.ones(3, 3)).result()
+        kept.clear()
+
+
+def test_a_stage_may_keep_a_clone() -> None:
+    kept: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        kept.append(x.clone())
+        return torch.stack(kept).sum(0)
+
+    with pipe([keep]) as executor:
+        assert [y[0].item() for y in executor.map([torch.full((50,), float(n)) for n in range(8)])] == [
+            0, 1, 3, 6, 10, 15, 21, 28,
+        ]  # fmt: skip
+
+
+def test_shape_changes_of_an_input_do_not_stick() -> None:
+    def reshape(x: Any) -> Any:
+        x.unsqueeze_(0).requires_grad_()
+        return x.detach() + 1
+
+    with pipe([reshape], in_flight=1) as executor:
+        assert [tuple(y.shape) for y in executor.map([torch.ones(4)] * 6)] == [(1, 4)] * 6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "bool", "int64", "uint8", "complex64"])
+def test_every_dtype_arrives(dtype: str) -> None:
+    x = torch.arange(0, 12).to(getattr(torch, dtype)).reshape(3, 4)
+    with pipe([lambda x: x, lambda x: x]) as executor:
+        y = executor.submit({"x": x, "e": torch.empty(0, 3, dtype=x.dtype), "s": x[0, 0]}).result()
+        assert y["x"].dtype == x.dtype and torch.equal(y["x"].view(torch.uint8), x.contiguous().view(torch.uint8))
+        assert y["e"].shape == (0, 3) and y["s"].shape == ()
+        del y
+
+
+def test_conjugated_tensors_keep_their_values() -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    with pipe([lambda x: x.conj(), lambda x: x.conj() + 0]) as executor:
+        assert torch.equal(executor.submit(x.conj()).result(), x.conj())
+
+
+def test_numpy_arrays_and_plain_values_go_in() -> None:
+    with pipe([lambda x: (x[0] * x[1], x[2]), lambda x: x[0].to(torch.int64)]) as executor:
+        assert executor.submit((np.arange(5), 3, "text")).result().tolist() == [0, 3, 6, 9, 12]
+        with pytest.raises(Exception, match="torch has no dtype"):
+            executor.submit(np.array(["a"]))
+
+
+def test_host_tensors_may_be_strided_and_changed_after_submit() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    with pipe([lambda x: x + 0]) as executor:
+        ticket = executor.submit(x.T)
+        x.zero_()
+        assert torch.equal(ticket.result(), torch.arange(12.0).reshape(3, 4).T)
+
+
+def test_an_error_leaves_it_usable() -> None:
+    def fail(x: Any) -> Any:
+        if x[0] == 2:
+            raise RuntimeError("bad")
+        return x * 2
+
+    with pipe([lambda x: x, fail, lambda x: x]) as executor:
+        tickets = [executor.submit(torch.full((9,), float(n))) for n in range(4)]
+        assert tickets[1].result()[0] == 2
+        with pytest.raises(StageError, match=r"stage 1 .*microbatch 2"):
+            tickets[2].result()
+        del tickets
+        assert executor.submit(torch.ones(9)).result()[0] == 2
