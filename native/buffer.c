@@ -4,6 +4,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+/* Page-locking takes half a second a GiB, so a runtime keeps the last block of a ring's size that was freed. */
+enum { SPARE_LEAST = 8 << 20, SPARE_MOST = 64 << 20 };
+
 struct xd_buffer {
     xd_runtime *runtime;
     int device;
@@ -20,13 +23,68 @@ static atomic_llong *held(xd_runtime *runtime, int device)
     return is_pinned(device) ? &runtime->pinned_bytes : &runtime->device_bytes;
 }
 
+/* ---- the page-locked block that is kept ---- */
+
+static void *take_spare(xd_runtime *runtime, uint64_t bytes)
+{
+    void *found = NULL;
+    pthread_mutex_lock(&runtime->spare_lock);
+    if (runtime->spare_bytes == bytes) {
+        found = runtime->spare;
+        runtime->spare = NULL;
+        runtime->spare_bytes = 0;
+    }
+    pthread_mutex_unlock(&runtime->spare_lock);
+    return found;
+}
+
+/* Keeps this block instead of the one before. Returns whether there was one. */
+static int keep_spare(xd_runtime *runtime, void *memory, uint64_t bytes)
+{
+    pthread_mutex_lock(&runtime->spare_lock);
+    void *before = runtime->spare;
+    runtime->spare = memory;
+    runtime->spare_bytes = bytes;
+    pthread_mutex_unlock(&runtime->spare_lock);
+    if (before)
+        runtime->driver->host_free(runtime->driver, before, NULL);
+    return before != NULL;
+}
+
+int xd_buffer_drop_spare(xd_runtime *runtime)
+{
+    return keep_spare(runtime, NULL, 0);
+}
+
+static int allocate_pinned(xd_runtime *runtime, uint64_t bytes, void **memory, xd_error *err)
+{
+    *memory = take_spare(runtime, bytes);
+    if (*memory)
+        return XD_OK;
+    xd_driver *driver = runtime->driver;
+    int status = driver->host_alloc(driver, bytes, memory, err);
+    if (status == XD_NO_PINNED_MEMORY && xd_buffer_drop_spare(runtime))
+        status = driver->host_alloc(driver, bytes, memory, err);
+    return status;
+}
+
+static void free_pinned(xd_runtime *runtime, void *memory, uint64_t bytes)
+{
+    if (bytes >= SPARE_LEAST && bytes <= SPARE_MOST)
+        keep_spare(runtime, memory, bytes);
+    else
+        runtime->driver->host_free(runtime->driver, memory, NULL);
+}
+
+/* ---- buffers ---- */
+
 static int allocate(xd_runtime *runtime, int device, uint64_t bytes, uint64_t *address, xd_error *err)
 {
     xd_driver *driver = runtime->driver;
     if (!is_pinned(device))
         return driver->device_alloc(driver, device, bytes, address, err);
     void *memory;
-    int status = driver->host_alloc(driver, bytes, &memory, err);
+    int status = allocate_pinned(runtime, bytes, &memory, err);
     if (!status)
         *address = (uint64_t)(uintptr_t)memory;
     return status;
@@ -78,7 +136,7 @@ void xd_buffer_close(xd_buffer **at)
     xd_driver *driver = buffer->runtime->driver;
     if (buffer->bytes && xd_runtime_owned(buffer->runtime)) {
         if (is_pinned(buffer->device))
-            driver->host_free(driver, (void *)(uintptr_t)buffer->address, NULL);
+            free_pinned(buffer->runtime, (void *)(uintptr_t)buffer->address, buffer->bytes);
         else
             driver->device_free(driver, buffer->device, buffer->address, NULL);
     }

@@ -33,6 +33,9 @@ struct xd_runtime {
     atomic_int force_sync;
     atomic_llong live[XD_LIVE_KINDS];
     atomic_llong device_bytes, pinned_bytes;
+    pthread_mutex_t spare_lock;
+    void *spare; /* a page-locked block that buffer.c keeps for the next buffer of this size */
+    uint64_t spare_bytes;
 };
 
 struct xd_stream {
@@ -83,6 +86,8 @@ int xd_stream_transfer(xd_stream *stream, const xd_transfer *transfer, xd_error 
 
 /* ---- buffer.c ---- */
 
+/* Gives back the page-locked block that is kept; returns whether there was one. */
+int xd_buffer_drop_spare(xd_runtime *runtime);
 /* Frees the object and leaves the memory to the process: something that never ended may still write there. */
 void xd_buffer_abandon(xd_buffer **buffer);
 

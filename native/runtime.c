@@ -49,6 +49,7 @@ int xd_runtime_open(xd_runtime **out, xd_driver *driver, const xd_runtime_option
     runtime->pid = getpid();
     runtime->mark = mark_open();
     runtime->force_sync = options && options->force_sync;
+    pthread_mutex_init(&runtime->spare_lock, NULL);
     *out = runtime;
     return XD_OK;
 
@@ -84,8 +85,11 @@ int xd_runtime_close(xd_runtime **at, xd_error *err)
     name_children(runtime, children, sizeof children);
     if (children[0])
         return xd_fail(err, XD_BUSY, 0, "runtime_close", "the runtime has live children: %s", children);
-    if (xd_runtime_owned(runtime))
+    if (xd_runtime_owned(runtime)) {
+        xd_buffer_drop_spare(runtime);
         runtime->driver->close(runtime->driver);
+    }
+    pthread_mutex_destroy(&runtime->spare_lock);
     mark_close(runtime->mark);
     free(runtime);
     *at = NULL;

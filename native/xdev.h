@@ -92,7 +92,7 @@ typedef struct xd_device_info {
 
 typedef struct xd_live { /* what is alive now; all zero after everything is closed */
     int64_t streams, events, buffers, rings, links, throttles, readers;
-    int64_t device_bytes, pinned_bytes;
+    int64_t device_bytes, pinned_bytes; /* of buffers; besides, a runtime keeps one page-locked block of 8 to 64 MiB */
 } xd_live;
 
 typedef struct xd_runtime_options {
