@@ -2,9 +2,10 @@
  * A stand-in for NVIDIA's driver library, for tests: libcuda.so.1 over simulated devices.
  *
  * It exports cuGetProcAddress_v2 alone and serves everything else through it, so the vendor's own Python package runs
- * over it. It is stricter than the real one: a context must be current and be that of the handles used, a handle must be
- * alive, an entry point is served only for the versions that have the signature written here, page-locked memory must be
- * page-locked. Device memory is host memory, so that tests can look.
+ * over it. It is stricter than the real one: some context must be current, and that of the handle unless the
+ * programming guide says that any will do (copies, records, waits, queries); a handle must be alive; an entry point is
+ * served only for the versions that have the signature written here; page-locked memory must be page-locked. Device
+ * memory is host memory, so that tests can look.
  *
  * Variables, read when they are first needed:
  *   PYXDEV_FAKE_CUDA_DEVICES     number of devices (2); 0: cuInit answers CUDA_ERROR_NO_DEVICE
@@ -181,6 +182,13 @@ static void handle_free(handle *gone)
             break;
         }
     free(gone);
+}
+
+/* A stream or event of any context. */
+static cu_result handle_any(const void *wanted, int is_event, handle **out)
+{
+    *out = handle_find(wanted, is_event);
+    return *out ? CU_SUCCESS : CU_INVALID_HANDLE;
 }
 
 /* A stream or event of the current context. */
@@ -592,7 +600,7 @@ static cu_result stream_query(cu_stream stream)
     NEED_CONTEXT("cuStreamQuery");
     handle *h;
     int idle = 0;
-    cu_result code = handle_use(stream, 0, &h);
+    cu_result code = handle_any(stream, 0, &h);
     if (code)
         return code;
     let_time_pass();
@@ -612,7 +620,7 @@ static cu_result stream_wait_event(cu_stream stream, cu_event event, unsigned fl
 {
     NEED_CONTEXT("cuStreamWaitEvent");
     handle *s, *e = handle_find(event, 1);
-    cu_result code = handle_use(stream, 0, &s);
+    cu_result code = handle_any(stream, 0, &s);
     if (code || !e || flags)
         return code ? code : e ? CU_INVALID_VALUE : CU_INVALID_HANDLE;
     return result_of(sim->stream_wait(sim, s->context->device, s->sim, e->sim, NULL));
@@ -653,8 +661,6 @@ static cu_result event_record(cu_event event, cu_stream stream)
     handle *e = handle_find(event, 1), *s = handle_find(stream, 0);
     if (!e || !s || e->context != s->context)
         return CU_INVALID_HANDLE;
-    if (s->context != current())
-        return INVALID_CONTEXT;
     return result_of(sim->event_record(sim, e->context->device, e->sim, s->sim, NULL));
 }
 
@@ -663,7 +669,7 @@ static cu_result event_query(cu_event event)
     NEED_CONTEXT("cuEventQuery");
     handle *h;
     int done = 0;
-    cu_result code = handle_use(event, 1, &h);
+    cu_result code = handle_any(event, 1, &h);
     if (code)
         return code;
     let_time_pass();
@@ -686,9 +692,9 @@ static cu_result event_elapsed(float *milliseconds, cu_event begin, cu_event end
     NEED_CONTEXT("cuEventElapsedTime");
     handle *b, *e;
     double seconds = 0;
-    cu_result code = handle_use(begin, 1, &b);
+    cu_result code = handle_any(begin, 1, &b);
     if (!code)
-        code = handle_use(end, 1, &e);
+        code = handle_any(end, 1, &e);
     if (code)
         return code;
     if (!b->timing || !e->timing)
@@ -700,12 +706,18 @@ static cu_result event_elapsed(float *milliseconds, cu_event begin, cu_event end
 
 /* ---- work ---- */
 
+enum { STREAMS_OWN = -2 }; /* for a device: that of the stream */
+
 static cu_result copy(cu_stream stream, xd_transfer transfer)
 {
     handle *h;
-    cu_result code = handle_use(stream, 0, &h);
+    cu_result code = handle_any(stream, 0, &h);
     if (code || !transfer.width || !transfer.height)
         return code;
+    if (transfer.dst_device == STREAMS_OWN)
+        transfer.dst_device = h->context->device;
+    if (transfer.src_device == STREAMS_OWN)
+        transfer.src_device = h->context->device;
     return result_of(sim->copy(sim, h->context->device, h->sim, &transfer, NULL));
 }
 
@@ -718,19 +730,19 @@ static cu_result line(cu_stream stream, int to, uint64_t dst, int from, uint64_t
 static cu_result copy_htod(cu_address dst, const void *src, size_t bytes, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpyHtoDAsync");
-    return line(stream, current()->device, dst, XD_HOST, (uintptr_t)src, bytes);
+    return line(stream, STREAMS_OWN, dst, XD_HOST, (uintptr_t)src, bytes);
 }
 
 static cu_result copy_dtoh(void *dst, cu_address src, size_t bytes, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpyDtoHAsync");
-    return line(stream, XD_HOST, (uintptr_t)dst, current()->device, src, bytes);
+    return line(stream, XD_HOST, (uintptr_t)dst, STREAMS_OWN, src, bytes);
 }
 
 static cu_result copy_dtod(cu_address dst, cu_address src, size_t bytes, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpyDtoDAsync");
-    return line(stream, current()->device, dst, current()->device, src, bytes);
+    return line(stream, STREAMS_OWN, dst, STREAMS_OWN, src, bytes);
 }
 
 static cu_result copy_peer(cu_address dst, cu_context to, cu_address src, cu_context from, size_t bytes,
@@ -745,13 +757,12 @@ static cu_result copy_peer(cu_address dst, cu_context to, cu_address src, cu_con
 static cu_result copy_2d(const cu_copy_2d *c, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpy2DAsync");
-    int device = current()->device;
     if (c->src_pitch > CUDA_MAX_PITCH || c->dst_pitch > CUDA_MAX_PITCH || c->src_pitch < c->width ||
         c->dst_pitch < c->width || c->src_x || c->src_y || c->dst_x || c->dst_y)
         return CU_INVALID_VALUE;
     xd_transfer t = {.width = c->width, .height = c->height, .src_pitch = c->src_pitch, .dst_pitch = c->dst_pitch};
-    t.src_device = c->src_type == CU_MEMORY_HOST ? XD_HOST : device;
-    t.dst_device = c->dst_type == CU_MEMORY_HOST ? XD_HOST : device;
+    t.src_device = c->src_type == CU_MEMORY_HOST ? XD_HOST : STREAMS_OWN;
+    t.dst_device = c->dst_type == CU_MEMORY_HOST ? XD_HOST : STREAMS_OWN;
     t.src = t.src_device == XD_HOST ? (uintptr_t)c->src_host : c->src_device;
     t.dst = t.dst_device == XD_HOST ? (uintptr_t)c->dst_host : c->dst_device;
     return copy(stream, t);
@@ -880,7 +891,8 @@ static cu_result module_unload(cu_context module)
 
 static cu_result module_get_function(fake_function **out, cu_context module, const char *name)
 {
-    static const fake_function known[] = {{NULL, "fill", run_fill}, {NULL, "check", run_check}, {NULL, "spin", run_nothing}};
+    static const fake_function known[] = {
+        {NULL, "fill", run_fill}, {NULL, "check", run_check}, {NULL, "spin", run_nothing}};
     NEED_CONTEXT("cuModuleGetFunction");
     for (size_t i = 0; module == current() && i < sizeof known / sizeof known[0]; i++)
         if (!strcmp(known[i].name, name)) {

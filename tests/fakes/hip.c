@@ -3,9 +3,10 @@
  * stand-in libcuda.so.1. It exercises hip-python, our resolver and the HIP driver with HIP's own names, numbers and
  * signatures. It says nothing about the timing, ordering or coherence of AMD devices.
  *
- * It keeps HIP's rules where they differ from CUDA's: devices by ordinal with a current one per thread, a last error per
- * thread that stays until it is read, peer numbers, attribute numbers, flags. A peer copy between devices without peer
- * access is refused, because the real library would stage it behind our back.
+ * It keeps HIP's rules where they differ from CUDA's: devices by ordinal with a current one per thread, a last error
+ * per thread that stays until it is read, attribute numbers, flags. It is as strict as the strictest ROCm: the device of a
+ * stream or event must be current. A peer copy between devices without peer access is refused, because the real library
+ * would stage it behind our back.
  *
  *   PYXDEV_FAKE_HIP_VERSION   what hipRuntimeGetVersion answers (71500000)
  *   PYXDEV_FAKE_HIP_FAIL      "hipMalloc=2": this entry point fails with this code and does nothing
@@ -42,11 +43,11 @@ typedef struct entry_points {
     MORE_ENTRY_POINTS(MEMBER)
 } entry_points;
 
-typedef struct block { /* of device memory */
-    struct block *next;
+typedef struct owned { /* device memory, a stream or an event, and whose it is */
+    struct owned *next;
     uint64_t address, bytes;
     int device;
-} block;
+} owned;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,7 +56,7 @@ static hip_result loaded = HIP_NO_DEVICE; /* what loading CUDA came to */
 static int device_count;
 static cu_context contexts[MAX_DEVICES];
 static char enabled[MAX_DEVICES][MAX_DEVICES];
-static block *blocks;
+static owned *all;
 static _Thread_local int current;
 static _Thread_local hip_result last_error;
 
@@ -368,48 +369,58 @@ FORWARD(hipDeviceEnablePeerAccess, (int peer, unsigned flags), enable_peer(peer,
 
 /* ---- memory ---- */
 
-static cu_result allocate(void **out, size_t bytes)
+static void own(uint64_t address, uint64_t bytes)
 {
-    cu_address address = 0;
-    block *made = malloc(sizeof *made);
-    cu_result code = made ? cu.cuMemAlloc(&address, bytes) : CU_OUT_OF_MEMORY;
-    if (code != CU_SUCCESS) {
-        free(made);
-        return code;
-    }
+    owned *made = malloc(sizeof *made);
+    if (!made)
+        abort();
     pthread_mutex_lock(&lock);
-    *made = (block){.next = blocks, .address = address, .bytes = bytes, .device = current};
-    blocks = made;
+    *made = (owned){.next = all, .address = address, .bytes = bytes, .device = current};
+    all = made;
     pthread_mutex_unlock(&lock);
-    *out = (void *)(uintptr_t)address;
-    return CU_SUCCESS;
 }
 
-static cu_result release(void *address)
+static void disown(uint64_t address)
 {
-    block *found = NULL;
+    owned *found = NULL;
     pthread_mutex_lock(&lock);
-    for (block **at = &blocks; *at; at = &(*at)->next)
-        if ((*at)->address == (uintptr_t)address) {
+    for (owned **at = &all; *at; at = &(*at)->next)
+        if ((*at)->address == address) {
             found = *at;
             *at = found->next;
             break;
         }
     pthread_mutex_unlock(&lock);
     free(found);
-    return cu.cuMemFree((uintptr_t)address);
 }
 
+/* The current device for what was not made here. */
 static int owner_of(const void *pointer)
 {
     uint64_t address = (uintptr_t)pointer;
     int owner = current;
     pthread_mutex_lock(&lock);
-    for (block *at = blocks; at; at = at->next)
+    for (owned *at = all; at; at = at->next)
         if (address >= at->address && address - at->address < at->bytes)
             owner = at->device;
     pthread_mutex_unlock(&lock);
     return owner;
+}
+
+static cu_result allocate(void **out, size_t bytes)
+{
+    cu_address address = 0;
+    cu_result code = cu.cuMemAlloc(&address, bytes);
+    if (code == CU_SUCCESS)
+        own(address, bytes);
+    *out = (void *)(uintptr_t)address;
+    return code;
+}
+
+static cu_result release(void *address)
+{
+    disown((uintptr_t)address);
+    return cu.cuMemFree((uintptr_t)address);
 }
 
 FORWARD(hipMemGetInfo, (size_t *available, size_t *total), cu.cuMemGetInfo(available, total))
@@ -420,20 +431,52 @@ FORWARD(hipHostFree, (void *address), cu.cuMemFreeHost(address))
 
 /* ---- streams and events ---- */
 
+static cu_result create_stream(hip_stream *stream, unsigned flags, int priority)
+{
+    cu_result code = cu.cuStreamCreateWithPriority((cu_stream *)stream, flags, priority);
+    if (code == CU_SUCCESS)
+        own((uintptr_t)*stream, 1);
+    return code;
+}
+
+static cu_result destroy_stream(hip_stream stream)
+{
+    disown((uintptr_t)stream);
+    return cu.cuStreamDestroy((cu_stream)stream);
+}
+
+static cu_result create_event(hip_event *event, unsigned flags)
+{
+    cu_result code = cu.cuEventCreate((cu_event *)event, flags);
+    if (code == CU_SUCCESS)
+        own((uintptr_t)*event, 1);
+    return code;
+}
+
+static cu_result destroy_event(hip_event event)
+{
+    disown((uintptr_t)event);
+    return cu.cuEventDestroy((cu_event)event);
+}
+
+/* What is asked of a stream or event of another device than the current one is not done. */
+#define HERE(handle, call) (owner_of(handle) == current ? (call) : CU_INVALID_HANDLE)
+
 FORWARD(hipStreamCreateWithPriority, (hip_stream *stream, unsigned flags, int priority),
-        cu.cuStreamCreateWithPriority((cu_stream *)stream, flags, priority))
-FORWARD(hipStreamDestroy, (hip_stream stream), cu.cuStreamDestroy((cu_stream)stream))
-FORWARD(hipStreamQuery, (hip_stream stream), cu.cuStreamQuery((cu_stream)stream))
-FORWARD(hipStreamSynchronize, (hip_stream stream), OPTIONAL(cuStreamSynchronize, (cu_stream)stream))
+        create_stream(stream, flags, priority))
+FORWARD(hipStreamDestroy, (hip_stream stream), HERE(stream, destroy_stream(stream)))
+FORWARD(hipStreamQuery, (hip_stream stream), HERE(stream, cu.cuStreamQuery((cu_stream)stream)))
+FORWARD(hipStreamSynchronize, (hip_stream stream), HERE(stream, OPTIONAL(cuStreamSynchronize, (cu_stream)stream)))
 FORWARD(hipStreamWaitEvent, (hip_stream stream, hip_event event, unsigned flags),
-        cu.cuStreamWaitEvent((cu_stream)stream, (cu_event)event, flags))
-FORWARD(hipEventCreateWithFlags, (hip_event *event, unsigned flags), cu.cuEventCreate((cu_event *)event, flags & 7))
-FORWARD(hipEventDestroy, (hip_event event), cu.cuEventDestroy((cu_event)event))
-FORWARD(hipEventRecord, (hip_event event, hip_stream stream), cu.cuEventRecord((cu_event)event, (cu_stream)stream))
-FORWARD(hipEventQuery, (hip_event event), cu.cuEventQuery((cu_event)event))
-FORWARD(hipEventSynchronize, (hip_event event), OPTIONAL(cuEventSynchronize, (cu_event)event))
+        HERE(stream, cu.cuStreamWaitEvent((cu_stream)stream, (cu_event)event, flags)))
+FORWARD(hipEventCreateWithFlags, (hip_event *event, unsigned flags), create_event(event, flags & 7))
+FORWARD(hipEventDestroy, (hip_event event), HERE(event, destroy_event(event)))
+FORWARD(hipEventRecord, (hip_event event, hip_stream stream),
+        HERE(event, HERE(stream, cu.cuEventRecord((cu_event)event, (cu_stream)stream))))
+FORWARD(hipEventQuery, (hip_event event), HERE(event, cu.cuEventQuery((cu_event)event)))
+FORWARD(hipEventSynchronize, (hip_event event), HERE(event, OPTIONAL(cuEventSynchronize, (cu_event)event)))
 FORWARD(hipEventElapsedTime, (float *milliseconds, hip_event begin, hip_event end),
-        cu.cuEventElapsedTime(milliseconds, (cu_event)begin, (cu_event)end))
+        HERE(begin, HERE(end, cu.cuEventElapsedTime(milliseconds, (cu_event)begin, (cu_event)end))))
 
 /* ---- work ---- */
 
@@ -483,21 +526,21 @@ static cu_result copy_rows(void *dst, size_t dst_pitch, const void *src, size_t 
 }
 
 FORWARD(hipMemcpyHtoDAsync, (void *dst, const void *src, size_t bytes, hip_stream stream),
-        cu.cuMemcpyHtoDAsync((uintptr_t)dst, src, bytes, (cu_stream)stream))
+        HERE(stream, cu.cuMemcpyHtoDAsync((uintptr_t)dst, src, bytes, (cu_stream)stream)))
 FORWARD(hipMemcpyDtoHAsync, (void *dst, void *src, size_t bytes, hip_stream stream),
-        cu.cuMemcpyDtoHAsync(dst, (uintptr_t)src, bytes, (cu_stream)stream))
+        HERE(stream, cu.cuMemcpyDtoHAsync(dst, (uintptr_t)src, bytes, (cu_stream)stream)))
 FORWARD(hipMemcpyDtoDAsync, (void *dst, void *src, size_t bytes, hip_stream stream),
-        cu.cuMemcpyDtoDAsync((uintptr_t)dst, (uintptr_t)src, bytes, (cu_stream)stream))
+        HERE(stream, cu.cuMemcpyDtoDAsync((uintptr_t)dst, (uintptr_t)src, bytes, (cu_stream)stream)))
 FORWARD(hipMemcpyPeerAsync, (void *dst, int to, const void *src, int from, size_t bytes, hip_stream stream),
-        copy_peer(dst, to, src, from, bytes, (cu_stream)stream))
+        HERE(stream, copy_peer(dst, to, src, from, bytes, (cu_stream)stream)))
 FORWARD(hipMemcpy2DAsync,
         (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height, int kind,
          hip_stream stream),
-        copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind, (cu_stream)stream))
+        HERE(stream, copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind, (cu_stream)stream)))
 FORWARD(hipMemsetD8Async, (void *address, unsigned char byte, size_t bytes, hip_stream stream),
-        cu.cuMemsetD8Async((uintptr_t)address, byte, bytes, (cu_stream)stream))
+        HERE(stream, cu.cuMemsetD8Async((uintptr_t)address, byte, bytes, (cu_stream)stream)))
 FORWARD(hipLaunchHostFunc, (hip_stream stream, hip_host_function function, void *arg),
-        cu.cuLaunchHostFunc((cu_stream)stream, function, arg))
+        HERE(stream, cu.cuLaunchHostFunc((cu_stream)stream, function, arg)))
 
 /* ---- kernels ---- */
 

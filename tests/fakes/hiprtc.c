@@ -10,7 +10,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 1, INVALID_OPTION = 5, INTERNAL_ERROR = 11 }; /* hiprtcResult; NVRTC's are the same */
+enum { SUCCESS = 0, OUT_OF_MEMORY = 1, INVALID_OPTION = 5, INTERNAL_ERROR = 11 }; /* hiprtcResult, as NVRTC's */
 
 typedef struct program_s *program;
 
