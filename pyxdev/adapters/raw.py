@@ -61,7 +61,8 @@ class RawStage:
 
 
 class RawAdapter:
-    """See the module's docstring. Inputs may be NumPy arrays too; results are Arrays with memory of their own."""
+    """See the module's docstring. Inputs may be NumPy arrays too; results are Arrays with memory of their own, to be
+    kept until the caller's own work on them is done."""
 
     name = "raw"
 

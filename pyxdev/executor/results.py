@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Buffer, Runtime, Stream
+from pyxdev._native import HOST, Array, Buffer, Lease, Runtime, Stream
 from pyxdev.adapters import Activation
 from pyxdev.adapters.activation import Spec
 from pyxdev.executor.rest import come_to_rest
@@ -23,6 +23,7 @@ class Fetch:
         self._device = device
         self._lock = threading.Lock()
         self._buffer: Buffer | None = None
+        self._spare: list[Buffer] = []  # of results that are gone; a result that outlives the executor keeps the list
         self.pinned_bytes = 0
         self.stream: Stream = runtime.stream(device)
 
@@ -41,13 +42,20 @@ class Fetch:
                 del memory
 
     def copy(self, address: int, spec: Spec) -> Array:
-        """An array of the last stage's device, copied into memory of its own."""
-        buffer = self._runtime.buffer(self._device, spec.nbytes, managed=True)
+        """An array of the last stage's device, copied into memory of its own. When nobody refers to it any more, the
+        memory serves a later result: freeing it would make the vendors' drivers wait for the whole device."""
         with self._lock:
-            self._run([(buffer.address, address, spec.nbytes, self._device)])
+            lease = self._lend(spec.nbytes)
+            self._run([(lease.item.address, address, spec.nbytes, self._device)])
         return Array(
-            self._runtime, self._device, buffer.address, spec.shape, spec.dtype, nbytes=spec.nbytes, owner=buffer
+            self._runtime, self._device, lease.item.address, spec.shape, spec.dtype, nbytes=spec.nbytes, owner=lease
         )
+
+    def _lend(self, nbytes: int) -> Lease:
+        for index, buffer in enumerate(self._spare):
+            if nbytes <= buffer.nbytes <= 2 * nbytes:
+                return Lease(self._spare.pop(index), self._spare)
+        return Lease(self._runtime.buffer(self._device, nbytes, managed=True), self._spare)
 
     def _run(self, copies: list[tuple[int, int, int, int]]) -> None:
         """Copies (to, from, bytes, device of the former), and waits for them."""
@@ -69,6 +77,7 @@ class Fetch:
         return self._buffer
 
     def close(self) -> None:
+        self._spare.clear()
         if self._buffer is not None:
             self._buffer.close()
         self.stream.close()
