@@ -7,6 +7,7 @@ of its own. Nothing of pyxdev is imported before a test asks for it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -51,5 +52,6 @@ def pyxdev_runtime(pyxdev_driver: Callable[..., Driver]) -> Iterator[Runtime]:
 
     with Runtime(pyxdev_driver()) as runtime:
         yield runtime
+        gc.collect()  # a caught exception and the frame that caught it hold each other, and what is in the frame
         left = runtime.live()
         assert not left.any(), f"the test left alive: {left}"

@@ -3,6 +3,8 @@
 On simulated devices each test runs for several seeds, which decide when the bytes of a copy really move.
 """
 
+import gc
+
 import pytest
 from hardware import Devices
 
@@ -22,6 +24,16 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def new_driver(pyxdev_driver, pyxdev_backend, seed):
     """Makes a driver; on simulated devices of this seed."""
+    return maker(pyxdev_driver, pyxdev_backend, seed)
+
+
+@pytest.fixture
+def one_driver(pyxdev_driver, pyxdev_backend):
+    """Makes a driver, for tests that try so much that one seed is enough."""
+    return maker(pyxdev_driver, pyxdev_backend, 0)
+
+
+def maker(pyxdev_driver, pyxdev_backend, seed):
     if pyxdev_backend == "sim":
         return lambda: pyxdev_driver(MACHINE | {"run": {"seed": seed, "delay_us": 20}})
     return pyxdev_driver
@@ -45,6 +57,7 @@ def contexts(pyxdev_driver, pyxdev_backend):
 def runtime(new_driver):
     with Runtime(new_driver()) as runtime:
         yield runtime
+        gc.collect()  # a caught exception and the frame that caught it hold each other, and what is in the frame
         left = runtime.live()
         assert not left.any(), f"the test left alive: {left}"
 
