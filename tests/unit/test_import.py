@@ -88,6 +88,19 @@ assert os.waitpid(child, 0)[1] == 0
     assert run(program) == ""
 
 
+def test_the_command_says_how_it_is_used():
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pyxdev", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for word in ("devices", "demo", "load", "bench"):
+        assert word in shown.stdout
+
+
 def test_the_sources_name_no_variable_that_the_table_of_settings_does_not_have():
     root = Path(__file__).resolve().parents[2]
     known = {setting.variable for setting in TABLE} | {"PYXDEV_HIP_LIBRARY", "PYXDEV_SIM_CHECK"}
