@@ -2,8 +2,8 @@
 
 
 cdef class Scan:
-    """Room for one header's entries, and the types they may have: (name, values and bits of a block) by number, None for
-    a number that is no type."""
+    """Room for one header's entries, and the types they may have: (name, values and bits of a block) by number, None
+    for a number that is no type."""
     cdef xd_scan scan
     cdef xd_scan_type *types
     cdef size_t type_count
@@ -32,7 +32,7 @@ cdef class Scan:
         PyMem_RawFree(self.types)
 
     cdef list rows(self, const char *header, uint64_t base, const char *decoding, kind):
-        """kind(name, type, shape, offset in the file, bytes) for each entry; None if a name is no text or there twice."""
+        """kind(name, type, shape, offset in the file, bytes) for each entry; None: a name is no text or comes twice."""
         cdef xd_scan_entry *entry
         cdef size_t index
         cdef unsigned axis

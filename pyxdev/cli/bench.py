@@ -1,5 +1,5 @@
-"""pyxdev bench: what pipelines reach. On simulated devices the seed's tables are replayed; on GPUs the demo's model runs
-over more and more of them."""
+"""pyxdev bench: what pipelines reach. On simulated devices the seed's tables are replayed; on GPUs the demo's model
+runs over more and more of them."""
 
 from __future__ import annotations
 

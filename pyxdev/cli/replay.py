@@ -1,13 +1,13 @@
 """The seed's tables, replayed on simulated devices: one prompt, three ways of running it.
 
 The seed is a change to llama.cpp, measured by its author on ten MI50 32 GB (gpt-oss-120B MXFP4, microbatches of 1024
-tokens). The workload below is fitted to the tables that came with it; the three ways differ in nothing but who waits for
-what.
+tokens). The workload below is fitted to the tables that came with it; the three ways differ in nothing but who waits
+for what.
 
     blocking  at every hop the submitting thread waits until the source stage has finished: without peer access a copy
               between two devices synchronises its queue on ROCm
-    seed      devices wait for each other; one staging buffer a hop, so the source stage waits for the second leg; at most
-              four microbatches past the first stage
+    seed      devices wait for each other; one staging buffer a hop, so the source stage waits for the second leg; at
+              most four microbatches past the first stage
     pyxdev    the Executor
 """
 
@@ -96,8 +96,9 @@ class _Rig:
         return event
 
     def close(self) -> None:
-        for thing in [*self.events, *self.streams, *self.activations, *self.staging]:
-            thing.close()
+        for things in (self.events, self.streams, self.activations, self.staging):
+            for thing in things:
+                thing.close()
 
 
 def _nothing() -> None:

@@ -4,7 +4,7 @@
 
 Any exception but FileRefused, an answer that takes over a second or 256 MiB, a header that loads and is not consistent,
 and a scanner that disagrees with the readers in Python are faults. The input is then written to build/fuzz, and the
-exit code is 1. With FILE these inputs are run alone. atheris is used where it is installed, otherwise a loop of our own.
+exit code is 1. With FILE these inputs are run alone. atheris is used where it is installed, otherwise our own loop.
 """
 
 from __future__ import annotations
