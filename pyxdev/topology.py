@@ -161,6 +161,14 @@ def _find_out(runtime: Runtime, src: int, dst: int, *, direct: bool, measure: bo
     return found
 
 
+def condemn(runtime: Runtime, src: int, dst: int, why: str) -> None:
+    """Direct copies from src to dst have been seen to go wrong: from now on, auto stages them on this machine."""
+    key, file, name = verdicts.machine(runtime), verdicts.path(), f"{src}>{dst}"
+    entry = verdicts.load(key, file).get(name)
+    found = Found() if entry is None else _from_entry(entry)
+    verdicts.store(key, file, name, asdict(replace(found, verdict="wrong data", why=why, speeds=())))
+
+
 def _or(ask: Any, unknown: Any, runtime: Runtime, src: int, dst: int, **options: Any) -> Any:
     """What the probe says; `unknown` where it cannot end: a pair can be used without. A device fault is raised."""
     try:

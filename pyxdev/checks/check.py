@@ -72,8 +72,9 @@ class Check:
     description: ClassVar[str]
     proves: ClassVar[str]
     requires: ClassVar[str] = "one device"
+    condemns: ClassVar[bool] = False  # a FAIL whose figures say path "direct" means that the pair must be staged
     level: ClassVar[Level] = Level.QUICK
-    deadline: ClassVar[float] = 60.0  # seconds, at every level but FULL, which has five times as much
+    deadline: ClassVar[float] = 60.0  # seconds; longer at level FULL and for many devices
 
     def needs(self, runtime: Runtime) -> str | None:
         """Why this machine cannot be asked, or None."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, TextIO
 
-from pyxdev import backends
+from pyxdev import backends, topology
 from pyxdev._native import Runtime
 from pyxdev.checks.check import Check, Level, Result, Verdict, unfinished
 from pyxdev.checks.kernels import Kernels, open_kernels
@@ -66,11 +66,18 @@ class Session:
                 broken = True
             else:
                 for result in run_check(check, rig):
+                    self._share(check, result)
                     yield result.as_dict()
                 broken = rig.broken
                 if not broken:
                     rig.close()
         yield {"done": key, "broken": broken}
+
+    def _share(self, check: Check, result: Result) -> None:
+        """A pair whose direct copies are wrong is not copied directly by anybody on this machine any more."""
+        if check.condemns and result.verdict == Verdict.FAIL and result.figures.get("path") == "direct":
+            src, dst = map(int, result.pair.split(">"))
+            topology.condemn(self.runtime, src, dst, f"pyxdev validate, {check.key}: {result.reason}")
 
 
 def main(requests: TextIO, answers: TextIO) -> None:

@@ -68,6 +68,7 @@ def around(*sizes: int) -> list[int]:
 class DataCheck(PairCheck):
     """Copies over one path of every pair."""
 
+    condemns = True
     path: str
 
     def run_pair(self, rig: Rig, src: int, dst: int) -> Iterator[Result]:
@@ -82,13 +83,15 @@ class DataCheck(PairCheck):
 
     def wrong(self, pair: Pair, where: str, damage: Damage) -> Result:
         hint = BROKEN_PEER if self.path == "direct" else BROKEN_STAGED
-        return self.result(Verdict.FAIL, pair, f"{where}: {damage}", hint.format(*pair), **damage.figures)
+        figures = {"path": self.path, **damage.figures}
+        return self.result(Verdict.FAIL, pair, f"{where}: {damage}", hint.format(*pair), **figures)
 
 
 class FirstCopy(PairCheck):
     key = "first-copy"
     description = "the first copy of a fresh process, on each path of each pair"
     proves = "set-up on first use loses no data"
+    condemns = True
 
     BYTES = MIB + 3
 
@@ -204,6 +207,7 @@ class Pitched(PairCheck):
     key = "pitched-data"
     description = "two-dimensional copies with unequal pitches"
     proves = "every row arrives in its place and the gaps between the rows stay as they were"
+    condemns = True
 
     SHAPES = ((1, 5, 7, 3), (100, 33, 128, 100), (4096, 17, 4096, 5000), (70001, 5, 70004, 70016))
 
@@ -249,6 +253,7 @@ class PathsAgree(PairCheck):
     key = "paths-agree"
     description = "the same data direct, staged, and by the host with a wait after each step"
     proves = "all ways give the same bytes; tells a broken path from a broken device"
+    condemns = True
 
     def run_pair(self, rig: Rig, src: int, dst: int) -> Iterator[Result]:
         nbytes = rig.pick(MIB, 8 * MIB, 64 * MIB) + 5
@@ -265,7 +270,8 @@ class PathsAgree(PairCheck):
         if right:
             reason += f"; right: {', '.join(right)}"
         hint = BROKEN_STAGED if "host" in found else BROKEN_PEER if "direct" in found else ""
-        yield self.result(Verdict.FAIL, (src, dst), reason, hint.format(src, dst), wrong=" ".join(found))
+        path = "direct" if list(found) == ["direct"] else ""
+        yield self.result(Verdict.FAIL, (src, dst), reason, hint.format(src, dst), wrong=" ".join(found), path=path)
 
 
 class ManySmall(PairCheck):
@@ -322,6 +328,7 @@ class Together(PairCheck):
     key = "both-ways"
     description = "copies in both directions of a pair at once, and over all pairs at once"
     proves = "copies do not disturb each other"
+    condemns = True
 
     def pairs(self, rig: Rig) -> list[Pair]:
         return [(low, high) for low, high in rig.pairs if low < high]
@@ -341,10 +348,15 @@ class Together(PairCheck):
             if not used:
                 continue
             with rig.scope():
-                problem = self._rounds(rig, used, path, nbytes)
-            yield self.result(Verdict.FAIL if problem else Verdict.PASS, name, problem, path=path, bytes=nbytes)
+                wrong, damage = self._rounds(rig, used, path, nbytes)
+            if damage:
+                reason = f"{path}, beside others: {damage}"
+                yield self.result(Verdict.FAIL, wrong, reason, path=path, **damage.figures)
+            else:
+                yield self.result(Verdict.PASS, name, path=path, bytes=nbytes)
 
-    def _rounds(self, rig: Rig, pairs: list[Pair], path: str, nbytes: int) -> str:
+    def _rounds(self, rig: Rig, pairs: list[Pair], path: str, nbytes: int) -> tuple[Pair, Damage] | tuple[None, None]:
+        """The first pair that got something wrong, and what."""
         sources = {pair: rig.field(pair[0], nbytes) for pair in pairs}
         targets = {pair: rig.field(pair[1], nbytes) for pair in pairs}
         links = {pair: rig.link(*pair, path=path, max_bytes=nbytes) for pair in pairs}
@@ -362,8 +374,8 @@ class Together(PairCheck):
                 rig.wait(arrived[pair], f"a {path} copy beside others")
             for pair, iteration in numbers.items():
                 if damage := rig.examine(rig.stream(pair[1]), targets[pair], iteration):
-                    return f"{path}, {pair[0]}>{pair[1]} beside others: {damage}"
-        return ""
+                    return pair, damage
+        return None, None
 
 
 class Large(PairCheck):
@@ -371,6 +383,7 @@ class Large(PairCheck):
     description = "copies across 2 and 4 GiB, and small ones beyond"
     proves = "sizes and offsets are 64 bits wide all the way"
     requires = "two devices, 2 or 4 GiB free on each"
+    condemns = True
     level = Level.FULL
 
     BOUNDARIES = (2 * GIB, 4 * GIB)

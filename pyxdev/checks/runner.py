@@ -20,6 +20,7 @@ from pyxdev.checks.check import Check, Level, Result, Verdict
 START_SECONDS = 120.0  # a driver that comes up cold, on a machine with many devices
 END_SECONDS = 10.0
 FULL_FACTOR = 5
+PAIRS = 30  # what the deadlines are made for; more take longer
 
 
 class Unopened(Exception):
@@ -80,11 +81,11 @@ class Runner:
             yield from self._run(check)
 
     def _run(self, check: Check) -> Iterator[Result]:
-        own = check.deadline * (FULL_FACTOR if self.target.level == Level.FULL else 1)
-        deadline = own if self.deadline is None else self.deadline
+        deadline = self.deadline or 0.0
         try:
             self.open()
             assert self._child is not None
+            deadline = self.deadline or self._seconds(check)
             broken = yield from self._child.ask(check.key, deadline)
         except Unopened as failure:
             reason = f"the devices could not be opened again: {failure}"
@@ -99,6 +100,12 @@ class Runner:
         self._give_up()
         hint = "look for driver messages (dmesg); the device may need a reset"
         yield check.result(Verdict.INCONCLUSIVE, None, reason, hint)
+
+    def _seconds(self, check: Check) -> float:
+        """The check's own deadline, for so many devices."""
+        devices = len(self.target.devices or self.environment["devices"])
+        factor = FULL_FACTOR if self.target.level == Level.FULL else 1
+        return check.deadline * factor * max(1.0, devices * (devices - 1) / PAIRS)
 
     def _give_up(self) -> None:
         if self._child is not None:

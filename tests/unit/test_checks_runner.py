@@ -13,9 +13,13 @@ import pytest
 from bad_checks import CHECKS as BAD
 from checked import fault, machine
 
-from pyxdev.checks import CHECKS, Level, Result, Verdict, report, select
+from pyxdev._native import Runtime
+from pyxdev.backends import sim
+from pyxdev.checks import CHECKS, Level, Result, Verdict, child, report, select
+from pyxdev.checks.kernels import Kernels
 from pyxdev.checks.runner import Runner, Target, Unopened
 from pyxdev.cli import validate
+from pyxdev.errors import BackendUnavailable
 
 CHECK = {check.key: check for check in (*CHECKS, *BAD)}
 
@@ -78,6 +82,18 @@ def test_devices_that_are_not_there() -> None:
         Runner(Target("sim", "no-such-machine")).open()
     assert raised.value.kind == "SettingError"
     assert "no-such-machine" in str(raised.value)
+
+
+def test_without_kernels_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(runtime: Runtime) -> Kernels:
+        raise BackendUnavailable("the kernels need NVRTC")
+
+    monkeypatch.setattr(child, "open_kernels", none)
+    order = {"registry": "pyxdev.checks", "level": 0, "seed": 1, "devices": None, "patience": 10.0}
+    with Runtime(sim.driver(machine())) as runtime:
+        result, end = child.Session(runtime, order).answer("legs")
+    assert (result["verdict"], result["reason"]) == ("INCONCLUSIVE", "the kernels need NVRTC")
+    assert end == {"done": "legs", "broken": False}
 
 
 def outcome(*verdicts: Verdict) -> int:

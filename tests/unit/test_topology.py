@@ -16,6 +16,7 @@ from checked import fault, machine
 from pyxdev import topology, verdicts
 from pyxdev._native import Runtime
 from pyxdev.backends import sim
+from pyxdev.checks.child import Session
 from pyxdev.errors import NoPeerAccess
 from pyxdev.probe import Speed
 from pyxdev.settings import HostStage
@@ -303,6 +304,20 @@ def test_waits_that_do_not_work_are_remembered(kept: Path) -> None:
     with opened() as runtime:
         choose(runtime, 0, 1, AUTO)
         assert runtime.force_sync
+
+
+def test_what_validate_finds_wrong_is_staged(kept: Path) -> None:
+    """Also where the quick look at a pair is not enough to see it."""
+    with Runtime(sim.driver(machine(fault("overrun", 0, 1)))) as runtime:
+        assert choose(runtime, 0, 1, AUTO).path == "direct"
+        order = {"registry": "pyxdev.checks", "level": 0, "seed": 1, "devices": None, "patience": 10.0}
+        session = Session(runtime, order)
+        assert "FAIL" in [answer.get("verdict") for answer in session.answer("direct-data")]
+        assert [answer.get("verdict") for answer in session.answer("staged-data")] == ["PASS", "PASS", None]
+    pair = chosen(0, 1)
+    assert (pair.path, pair.verdict) == ("staged", "wrong data")
+    assert pair.why.startswith("pyxdev validate, direct-data: direct, 1 bytes from offset 0")
+    assert chosen(1, 0).path == "direct"
 
 
 def test_an_entry_of_another_make_is_tried_again(kept: Path) -> None:
