@@ -228,33 +228,49 @@ class Bench:
             self.add(f"{case}, in a row", method, nbytes, gb_s=round(nbytes / seconds / 1e9, 2))
 
     def both_ways(self, path: str, there: Link, back: Link) -> None:
-        rig, nbytes, ends = self.rig, min(self.sizes[-1], 64 * MIB), (self.rig.event(), self.rig.event())
+        rig, nbytes = self.rig, min(self.sizes[-1], 64 * MIB)
+        ends = rig.event(), rig.event()
         near, far = rig.field(0, nbytes), rig.field(1, nbytes)
+        sources = self.source.part(0, nbytes), self.target.part(0, nbytes)
+        numbers = rig.iteration(), rig.iteration()
+        for source, iteration in zip(sources, numbers, strict=True):
+            rig.fill(rig.stream(source.device), source, iteration)
+            rig.sync(rig.stream(source.device), "a fill")
 
         def once() -> float:
             begin = self.clock()
             for _ in range(8):
-                there.copy(far.address, self.source.address, nbytes, arrived=ends[0])
-                back.copy(near.address, self.target.address, nbytes, arrived=ends[1])
+                there.copy(far.address, sources[0].address, nbytes, arrived=ends[0])
+                back.copy(near.address, sources[1].address, nbytes, arrived=ends[1])
             for end in ends:
                 end.wait()
             return self.clock() - begin
 
         seconds = statistics.median([once() for _ in range(4)][1:])
-        self.add(f"{path}, both ways", "pyxdev", nbytes, gb_s=round(8 * nbytes / seconds / 1e9, 2))
+        wrong = [
+            rig.examine(rig.stream(got.device), got, iteration, guards=False)
+            for got, iteration in zip((far, near), numbers, strict=True)
+        ]
+        gb_s = round(8 * nbytes / seconds / 1e9, 2)
+        self.add(f"{path}, both ways", "pyxdev", nbytes, gb_s=gb_s, right=not any(wrong))
 
     def pitched(self, path: str, link: Link) -> None:
+        """Some of the rows are looked at."""
         rows, width, pitch = PITCHED
         if rows * pitch > self.sizes[-1]:
             return
-        target, source, pitches = self.target.address, self.source.address, {"dst_pitch": pitch, "src_pitch": pitch}
+        rig, iteration, nbytes = self.rig, self.rig.iteration(), rows * width
+        rig.fill(rig.stream(0), self.source.part(0, rows * pitch), iteration)
+        rig.sync(rig.stream(0), "a fill")
 
         def copy() -> None:
-            link.copy(target, source, width, height=rows, arrived=self.end, **pitches)
+            pitches = {"dst_pitch": pitch, "src_pitch": pitch}
+            link.copy(self.target.address, self.source.address, width, height=rows, arrived=self.end, **pitches)
 
         seconds, call = self.time_of(copy)
-        nbytes = rows * width
-        figures = {"gb_s": round(nbytes / seconds / 1e9, 2), "submit_us": round(call * 1e6, 2)}
+        looked_at = ((row, self.target.part(row * pitch, width)) for row in range(0, rows, rows // 16))
+        wrong = sum(rig.count_wrong(rig.stream(1), part, iteration, row * pitch)[0] for row, part in looked_at)
+        figures = {"gb_s": round(nbytes / seconds / 1e9, 2), "submit_us": round(call * 1e6, 2), "right": not wrong}
         self.add(f"{path}, {rows} rows of {width} bytes", "pyxdev", nbytes, **figures)
 
 
@@ -338,7 +354,7 @@ def report(rows: list[Row]) -> Iterator[str]:
                 )
     for row in rows:
         if ", " in row["case"]:
-            figures = {name: row[name] for name in ("gb_s", "submit_us", "us_a_tile", "ratio") if name in row}
+            figures = {name: row[name] for name in ("gb_s", "submit_us", "us_a_tile", "ratio", "right") if name in row}
             yield f"{row['case']:<32}{size(row['bytes']):>9} {row['method']:<18}{figures}"
 
 
