@@ -56,7 +56,7 @@ def test_the_submitting_thread_becomes_the_limit():
 
 
 def test_the_command_prints_one_object_a_line(capsys):
-    arguments = "bench pipeline --backend sim --profile mi50x10 --devices 2 --microbatches 1,2 --mode seed,pyxdev --json"
+    arguments = "bench pipeline --backend sim --devices 2 --microbatches 1,2 --mode seed,pyxdev --json"
     assert cli.main(arguments.split()) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["mode"], line["microbatches"]) for line in lines] == [
