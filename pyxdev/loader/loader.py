@@ -122,6 +122,7 @@ def _read(
             callback = stack.enter_context(Bar())
         elif callable(progress):
             callback = progress
+        setup = time.monotonic() - begin
         try:
             _run(reader, threads, _Watch(plan, reader, total, callback))
         except (ReadError, FileRefused) as error:
@@ -139,6 +140,7 @@ def _read(
             tensors=len(plan.model.tensors),
             nbytes=total,
             seconds=end - begin,
+            setup=setup,
             direct=reader.direct,
             threads=threads,
             pinned=tiles * TILE_BYTES if total else 0,

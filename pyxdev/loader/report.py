@@ -22,12 +22,13 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class Report:
-    """How a load went. `seconds` runs from the call until the last byte was on its device; `direct` counts bytes that
-    were read past the page cache."""
+    """How a load went. `seconds` runs from the call until the last byte was on its device, `setup` until the first
+    read; `direct` counts bytes that were read past the page cache, `pinned` bytes of page-locked memory."""
 
     tensors: int
     nbytes: int
     seconds: float
+    setup: float
     direct: int
     threads: int
     pinned: int
@@ -45,6 +46,7 @@ class Report:
             "tensors": self.tensors,
             "bytes": self.nbytes,
             "seconds": self.seconds,
+            "setup": self.setup,
             "rate": self.rate,
             "direct": self.direct,
             "threads": self.threads,

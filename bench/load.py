@@ -1,0 +1,271 @@
+"""Loading models, beside the limits of the machine and what people use, all in one run.
+
+    python bench/load.py                        on the GPUs there are: some minutes, 12 GB of disk and 5 GB of /dev/shm
+    python bench/load.py --backend sim --quick  simulated devices and small files: shows that everything runs
+
+Every loader runs in a process of its own, whose device contexts exist before the clock starts; "first" is its first
+load with all set-up, "second" the next. Peers load one device a process, side by side for two devices, each its share
+of the files. "warm": the files are in the page cache; "tmpfs": in /dev/shm; "cold": taken out of the page cache before
+each load. A peer whose package is not installed, or that fails, is listed as absent with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import argparse
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import load_files, load_limits, record
+from bench.load_files import GIB, MIB, Case
+from bench.loaders import LOADERS
+from pyxdev import backends
+from pyxdev._native import Runtime
+from pyxdev.loader.loader import load
+
+Row = dict[str, Any]
+OURS = [name for name in LOADERS if name.startswith("pyxdev")]
+PEERS = [name for name in LOADERS if name not in OURS]
+TMPFS_PEERS = [name for name in PEERS if "mmap" in name or "together" in name or "32 MiB" in name]
+COLD_PEERS = [name for name in PEERS if name in ("InstantTensor", "safetensors load_file", "Run:ai streamer")
+              or name.startswith(("safetensors prefetch", "fastsafetensors"))]  # fmt: skip
+DEADLINE = 300.0  # seconds for one loader
+
+
+class Process:
+    """One loader, ready to load."""
+
+    def __init__(self, loader: str, backend: str, devices: Sequence[int], files: Sequence[Path]) -> None:
+        script = Path(__file__).with_name("loaders.py")
+        command = [sys.executable, script, loader, backend, ",".join(map(str, devices)), *map(str, files)]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answer(self) -> Row:
+        """What it says next; `absent` when it is gone."""
+        assert self._child.stdout
+        for line in self._child.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        return {"absent": f"ended with exit code {self._child.wait()}"}
+
+    def go(self) -> None:
+        assert self._child.stdin
+        self._child.stdin.write("go\n")
+        self._child.stdin.flush()
+
+    def close(self) -> None:
+        assert self._child.stdin and self._child.stdout
+        self._child.stdin.close()
+        self._child.wait(DEADLINE)
+        self._child.stdout.close()
+
+
+def measure(
+    loader: str, backend: str, devices: Sequence[int], files: Sequence[Path], prepare: Callable[[], None]
+) -> Iterator[Row]:
+    """The first and the second load: seconds, or why there are none. Ours takes all devices in one process."""
+    if loader in OURS:
+        shares = [(list(devices), list(files))]
+    else:
+        step = -(-len(files) // len(devices))
+        shares = [([device], list(files[n * step : (n + 1) * step])) for n, device in enumerate(devices)]
+    processes = [Process(loader, backend, mine, part) for mine, part in shares]
+    try:
+        answers = [process.answer() for process in processes]
+        for _ in range(2):
+            if reasons := [answer["absent"] for answer in answers if "absent" in answer]:
+                yield {"absent": reasons[0]}
+                return
+            prepare()
+            for process in processes:
+                process.go()
+            answers = [process.answer() for process in processes]
+            if all("seconds" in answer for answer in answers):
+                yield {"seconds": max(answer["seconds"] for answer in answers), "report": answers[0]["report"]}
+    finally:
+        for process in processes:
+            process.close()
+
+
+class Bench:
+    def __init__(self, given: argparse.Namespace, runtime: Runtime, devices: list[int]) -> None:
+        self.given, self.runtime, self.devices = given, runtime, devices
+        self.rows: list[Row] = []
+        self.console = Console()
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+
+    def run(self) -> None:
+        small = self.given.quick
+        cases = load_files.cases(*((64 * MIB, 16 * MIB, 1000) if small else (4 * GIB, GIB, load_files.MANY)))
+        for case in cases:
+            if self.given.only and not any(word in case.name for word in self.given.only):
+                continue
+            for condition in self.given.conditions:
+                self.run_case(case, condition)
+
+    def run_case(self, case: Case, condition: str) -> None:
+        folder = Path("/dev/shm/pyxdev-bench") if condition == "tmpfs" else self.given.folder
+        files = load_files.write(case, folder)
+        load_files.warm(files)
+        prepare: Callable[[], None] = (lambda: load_files.evict(files)) if condition == "cold" else lambda: None
+        self.check(case, files)
+        for count in self.given.counts:
+            chosen = self.devices[:count]
+            limits = self.limits(case, files, condition, chosen)
+            for loader in self.loaders(case, condition, count):
+                self.run_loader(loader, case, condition, chosen, files, prepare, limits)
+            self.compare(case, condition, count, limits)
+        if condition == "tmpfs":
+            for path in files:
+                path.unlink()
+
+    def loaders(self, case: Case, condition: str, count: int) -> list[str]:
+        peers = {"warm": PEERS, "tmpfs": TMPFS_PEERS, "cold": COLD_PEERS}[condition]
+        if case.form == "gguf" or count > case.files:
+            peers = []  # they read no GGUF, and share out whole files
+        mine = OURS if condition == "warm" else OURS[:4]
+        return [name for name in [*mine, *peers] if not self.given.loaders or name in self.given.loaders]
+
+    def limits(self, case: Case, files: list[Path], condition: str, devices: list[int]) -> dict[str, float]:
+        """Bytes a second, by name; each is a row."""
+        nbytes = min(case.nbytes, 2 * GIB)
+        found = {"upload": load_limits.upload_rate(self.runtime, devices, nbytes)}
+        if condition == "cold":
+            rates = []
+            for threads, chunk in ((1, 8 * MIB), (16, 8 * MIB), (32, 2 * MIB)):
+                load_files.evict(files)
+                rates.append(load_limits.read_rate(files, threads, chunk, threads * chunk, direct=True))
+            found["direct reads"] = max(rates)
+        else:
+            for threads in (1, 4, 8, 16, 32):
+                found[f"page cache, {threads} threads"] = load_limits.read_rate(files, threads, MIB, 64 * MIB)
+        for name, rate in found.items():
+            self.add(case=self.title(case, condition, len(devices)), method=f"limit: {name}", figure=rate / 1e9,
+                     unit="GB/s", limit=rate / 1e9, ratio=1.0)  # fmt: skip
+        return found
+
+    def run_loader(
+        self,
+        loader: str,
+        case: Case,
+        condition: str,
+        devices: list[int],
+        files: list[Path],
+        prepare: Callable[[], None],
+        limits: dict[str, float],
+    ) -> None:
+        title = self.title(case, condition, len(devices))
+        name, limit = ("direct reads", limits["direct reads"]) if condition == "cold" else ("upload", limits["upload"])
+        turns = iter(("first", "second"))
+        for found in measure(loader, self.given.backend, devices, files, prepare):
+            row: Row = {"case": title, "method": loader, "load": next(turns)}
+            if "absent" in found:
+                self.add(**row, figure=None, absent=found["absent"])
+                self.say(f"{title}: {loader}: absent, {found['absent']}")
+                return
+            rate = case.nbytes / found["seconds"]
+            row |= {
+                "figure": rate / 1e9,
+                "unit": "GB/s",
+                "limit_name": name,
+                "limit": limit / 1e9,
+                "ratio": rate / limit,
+            }
+            self.add(**row, seconds=found["seconds"], report=found["report"])
+            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}")
+
+    def compare(self, case: Case, condition: str, count: int, limits: dict[str, float]) -> None:
+        """Our best against the best peer, load by load: a row each."""
+        title = self.title(case, condition, count)
+        for turn in ("first", "second"):
+            found = [row for row in self.rows if row["case"] == title and row.get("load") == turn and row["figure"]]
+            mine = [row for row in found if row["method"] in OURS]
+            others = [row for row in found if row["method"] in PEERS]
+            if mine and others:
+                best, peer = (max(rows, key=lambda row: row["figure"]) for rows in (mine, others))
+                self.add(
+                    case=title,
+                    method=best["method"],
+                    load=turn,
+                    figure=best["figure"],
+                    unit="GB/s",
+                    peer=peer["method"],
+                    peer_figure=peer["figure"],
+                    ratio=best["figure"] / peer["figure"],
+                )
+
+    def check(self, case: Case, files: list[Path]) -> None:
+        """Every byte of one load is right."""
+        path = files[0].parent if len(files) > 1 else files[0]
+        with load(path, self.devices, runtime=self.runtime, threads=-1) as weights:
+            for name, wanted in load_files.tensor_bytes(case):
+                if weights[name].raw.numpy().tobytes() != wanted:
+                    raise SystemExit(f"{path}: tensor {name} is wrong")
+
+    @staticmethod
+    def title(case: Case, condition: str, count: int) -> str:
+        size = f"{case.nbytes / GIB:.2g} GiB"
+        return f"{case.name} ({case.form}, {size}, {len(case.tensors)} tensors), {condition}, {count} devices"
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def print_tables(self) -> None:
+        for case in dict.fromkeys(row["case"] for row in self.rows):
+            table = Table("method", "first, GB/s", "second, GB/s", "against", "ratio", title=case, title_justify="left")
+            rows = [row for row in self.rows if row["case"] == case]
+            for method in dict.fromkeys(row["method"] for row in rows if "peer" not in row):
+                mine = [row for row in rows if row["method"] == method and "peer" not in row]
+                figures = ["absent" if row["figure"] is None else f"{row['figure']:.2f}" for row in mine]
+                last = mine[-1]
+                ratio = f"{last['ratio']:.2f}" if "ratio" in last else ""
+                table.add_row(method, figures[0], figures[1] if len(figures) > 1 else "", last.get("limit_name"), ratio)
+            for row in rows:
+                if "peer" in row:
+                    table.add_row(f"best against {row['peer']}, {row['load']}", f"{row['figure']:.2f}",
+                                  f"{row['peer_figure']:.2f}", "peer", f"{row['ratio']:.2f}")  # fmt: skip
+            self.console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--backend", default="cuda", choices=("cuda", "hip", "sim"))
+    add(
+        "--folder", type=Path, default=Path("/var/tmp/pyxdev-bench"), help="where the files are (/var/tmp/pyxdev-bench)"
+    )
+    add("--conditions", nargs="+", choices=("warm", "tmpfs", "cold"), default=["warm", "tmpfs", "cold"])
+    add("--counts", nargs="+", type=int, help="of devices (1, and 2 if there are two)")
+    add("--only", nargs="+", metavar="WORD", help="cases with a word in their name: shards, gguf, many")
+    add("--loaders", nargs="+", metavar="NAME", help=f"of {', '.join(LOADERS)}")
+    add("--quick", action="store_true", help="small files")
+    add("--out", type=Path, help="JSON lines are added here (bench/results/load.jsonl; none with --quick)")
+    given = parser.parse_args()
+    with backends.open(given.backend) as runtime:
+        devices = list(range(runtime.device_count))
+        given.counts = given.counts or [1, 2][: len(devices)]
+        bench = Bench(given, runtime, devices[: max(given.counts)])
+        stamp = record.stamp("load", record.machine(runtime))
+        try:
+            bench.run()
+        finally:
+            bench.print_tables()
+            out = given.out or (None if given.quick else record.RESULTS / "load.jsonl")
+            if out:
+                record.append(out, ({**stamp, **row} for row in bench.rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""One loader at a time in a process of its own, for bench/load.py: our loader and those of other people.
+
+    python bench/loaders.py LOADER BACKEND DEVICES FILE...
+
+It makes the devices ready, says so with a line, and then loads once for each line it reads, answering with seconds. A
+loader whose package is missing answers with the reason instead, as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+Load = Callable[[Sequence[str]], Any]  # files -> what holds the tensors
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pyxdev(backend: str, devices: list[int], threads: int = -1, every: bool = False, **options: Any) -> Iterator[Load]:
+    from pyxdev import backends
+    from pyxdev.loader.loader import load
+
+    machine = {"device": {"count": max(devices) + 1}} if backend == "sim" else None
+    with backends.open(backend, machine=machine) as runtime:
+        for device in devices:  # their contexts
+            runtime.buffer(device, 256).close()
+            runtime.stream(device).close()
+
+        def run(files: Sequence[str]) -> Any:
+            path = os.path.dirname(files[0]) if len(files) > 1 else files[0]
+            weights = load(path, devices, runtime=runtime, threads=threads, **options)
+            if every:
+                list(weights.values())
+            return weights
+
+        yield run
+
+
+# ---- other people's --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def with_torch(devices: list[int], load: Callable[[Sequence[str], str], dict[str, Any]]) -> Iterator[Load]:
+    """One device a process."""
+    import torch
+
+    device = f"cuda:{devices[0]}"
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
+    torch.cuda.synchronize(device)
+
+    def run(files: Sequence[str]) -> Any:
+        tensors = load(files, device)
+        torch.cuda.synchronize(device)
+        return tensors
+
+    yield run
+
+
+def load_file(files: Sequence[str], device: str) -> dict[str, Any]:
+    from safetensors.torch import load_file as load_one
+
+    return {name: tensor for file in files for name, tensor in load_one(file, device=device).items()}
+
+
+def prefetch(files: Sequence[str], device: str, threads: int, together: bool) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    tensors: dict[str, Any] = {}
+    opened = [safe_open(file, framework="pt", device=device) for file in files]
+    if together:
+        loaders = [one.prefetch(threads=max(1, threads // len(files))) for one in opened]
+        for loader in loaders:
+            tensors.update(loader)
+    else:
+        for one in opened:
+            tensors.update(one.prefetch(threads=threads))
+    return tensors
+
+
+def instanttensor(files: Sequence[str], device: str, **options: Any) -> dict[str, Any]:
+    import instanttensor as package
+
+    names = {"buffered": package.BackendPolicy.BUFFERED, "mmap": package.Backend.MMAP}
+    if "backend" in options:
+        options["backend"] = names[options["backend"]]
+    with package.safe_open(list(files), framework="pt", device=device, **options) as opened:
+        return dict(opened.tensors())
+
+
+def fastsafetensors(files: Sequence[str], device: str, **options: Any) -> dict[str, Any]:
+    from fastsafetensors import SafeTensorsFileLoader
+
+    loader = SafeTensorsFileLoader(None, device, nogds=True, **options)
+    loader.add_filenames({0: list(files)})
+    buffers = loader.copy_files_to_device()
+    tensors = {name: buffers.get_tensor(name) for name in loader.get_keys()}
+    buffers.close()
+    loader.close()
+    return tensors
+
+
+def runai(files: Sequence[str], device: str) -> dict[str, Any]:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(list(files), device=device)
+        return dict(streamer.get_tensors())
+
+
+def peer(load: Callable[..., dict[str, Any]], **options: Any) -> Callable[[str, list[int]], Any]:
+    def opened(backend: str, devices: list[int]) -> Any:
+        if backend != "cuda":
+            raise ImportError(f"wants CUDA devices, these are {backend}")
+        return with_torch(devices, lambda files, device: load(files, device, **options))
+
+    return opened
+
+
+def ours(**options: Any) -> Callable[[str, list[int]], Any]:
+    return lambda backend, devices: pyxdev(backend, devices, **options)
+
+
+# name -> (package, how it is opened)
+LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
+    "pyxdev": ("pyxdev", ours()),
+    "pyxdev, 8 threads": ("pyxdev", ours(threads=8)),
+    "pyxdev, 16 threads": ("pyxdev", ours(threads=16)),
+    "pyxdev, 32 threads": ("pyxdev", ours(threads=32)),
+    "pyxdev, default threads": ("pyxdev", ours(threads=None)),
+    "pyxdev, every array made": ("pyxdev", ours(every=True)),
+    "pyxdev, synchronous uploads": ("pyxdev", ours(async_uploads=False)),
+    "pyxdev, page cache only": ("pyxdev", ours(direct_io="off")),
+    "safetensors load_file": ("safetensors.torch", peer(load_file)),
+    "safetensors prefetch": ("safetensors", peer(prefetch, threads=16, together=False)),
+    "safetensors prefetch, files together": ("safetensors", peer(prefetch, threads=16, together=True)),
+    "InstantTensor": ("instanttensor", peer(instanttensor)),
+    "InstantTensor buffered": ("instanttensor", peer(instanttensor, backend="buffered")),
+    "InstantTensor buffered, 2 MiB x 16": (
+        "instanttensor",
+        peer(instanttensor, backend="buffered", chunk_size=2 << 20, io_depth=16),
+    ),
+    "InstantTensor mmap, 1 MiB x 32": (
+        "instanttensor",
+        peer(instanttensor, backend="mmap", chunk_size=1 << 20, io_depth=32, concurrency=16),
+    ),
+    "fastsafetensors": ("fastsafetensors", peer(fastsafetensors, disable_cache=False)),
+    "fastsafetensors, 32 MiB, 16 threads": (
+        "fastsafetensors",
+        peer(fastsafetensors, bbuf_size_kb=32 << 10, max_threads=16, disable_cache=False),
+    ),
+    "Run:ai streamer": ("runai_model_streamer", peer(runai)),
+}
+
+
+def answer(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    name, backend, devices, *files = sys.argv[1:]
+    os.environ.setdefault("RUNAI_STREAMER_CONCURRENCY", "16")
+    package, opened = LOADERS[name]
+    if backend == "sim" and package != "pyxdev":
+        answer(absent=f"wants CUDA devices, these are {backend}")
+        return
+    try:
+        importlib.import_module(package)
+        with opened(backend, [int(one) for one in devices.split(",")]) as load:
+            answer(ready=True)
+            for _ in sys.stdin:
+                begin = time.perf_counter()
+                held = load(files)
+                seconds = time.perf_counter() - begin
+                report = held.report.as_dict() if hasattr(held, "report") else {}
+                if hasattr(held, "close"):
+                    held.close()
+                del held
+                answer(seconds=seconds, report=report)
+    except (ImportError, AttributeError, TypeError, RuntimeError, ValueError, OSError) as error:
+        answer(absent=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+if __name__ == "__main__":
+    main()

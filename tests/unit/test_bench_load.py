@@ -1,0 +1,52 @@
+"""bench/load.py runs as it stands on simulated devices, and its files hold what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench import load_files  # noqa: E402
+from pyxdev.loader.files import open_model  # noqa: E402
+
+
+def test_the_files_hold_what_they_say(tmp_path: Path) -> None:
+    for case in load_files.cases(1 << 20, 1 << 19, 100):
+        paths = load_files.write(case, tmp_path)
+        assert len(paths) == case.files
+        with open_model(paths[0].parent if case.files > 1 else paths[0]) as model:
+            wanted = dict(load_files.tensor_bytes(case))
+            assert {tensor.name for tensor in model.tensors} == wanted.keys()
+            for tensor, file in zip(model.tensors, model.file_of, strict=True):
+                assert model.files[file].read(tensor.offset, tensor.nbytes) == wanted[tensor.name]
+
+
+def test_cold_is_cold(tmp_path: Path) -> None:
+    path = Path("/var/tmp") / f"pyxdev-{tmp_path.name}"
+    path.write_bytes(bytes(1 << 20))
+    try:
+        load_files.evict([path])
+        assert load_files.held_share(path) < 0.02
+        load_files.warm([path])
+        assert load_files.held_share(path) > 0.98
+    finally:
+        path.unlink()
+
+
+def test_it_runs_on_simulated_devices(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    command = [sys.executable, ROOT / "bench" / "load.py", "--backend", "sim", "--quick", "--folder", tmp_path, "--only",
+               "many", "--conditions", "warm", "--counts", "2", "--loaders", "pyxdev", "--out", out]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    loads = [row for row in rows if row["method"] == "pyxdev"]
+    assert [(row["load"], row["case"].split(" (")[0]) for row in loads] == [
+        (turn, case) for case in ("many", "many gguf") for turn in ("first", "second")
+    ]
+    for row in rows:
+        assert row.keys() >= {"bench", "machine", "date", "commit", "case", "method", "figure", "ratio"}
+        assert row["bench"] == "load" and row["figure"] > 0
