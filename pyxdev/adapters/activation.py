@@ -44,10 +44,10 @@ def flatten(x: Any, is_array: Callable[[Any], bool], arrays: list[Any], plain: l
 
     Raises InvalidArgument for a subclass of tuple, list or dict that build() could not make again.
     """
+    kind = type(x)
     if is_array(x):
         arrays.append(x)
         return ARRAY
-    kind = type(x)
     if kind is tuple or kind is list:
         return Node(kind, None, tuple([flatten(child, is_array, arrays, plain) for child in x]))
     if kind is dict:
@@ -109,6 +109,15 @@ class Layout:
     def __repr__(self) -> str:
         arrays = iter([f"{spec.dtype}{list(spec.shape)}" for spec in self.specs])
         return str(build(self.structure, arrays, iter(["plain"] * len(self.paths)))).replace("'", "")
+
+    def fits(self, structure: Structure, arrays: Sequence[Any]) -> bool:
+        """Whether a value of this structure, whose arrays tell shape and dtype as a Spec does, has this layout."""
+        if structure is not self.structure and structure != self.structure:
+            return False
+        for leaf, spec in zip(arrays, self.specs, strict=True):
+            if leaf.shape != spec.shape or leaf.dtype != spec.dtype:
+                return False
+        return True
 
     def same(self, other: Layout) -> bool:
         """Whether values of both look alike. Two layouts of one table nearly always are one object then."""

@@ -10,7 +10,7 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import HOST, Array, Lease, Runtime
-from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
+from pyxdev.adapters.activation import ARRAY, Activation, Layout, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.errors import InvalidArgument
 
@@ -69,6 +69,7 @@ class RawAdapter:
     def __init__(self, layouts: Layouts) -> None:
         self._layouts = layouts
         self._raw: RawStage | None = None
+        self._likely: Layout | None = None  # of the outputs, as they were last time
 
     # ---- arrays ----
 
@@ -107,11 +108,13 @@ class RawAdapter:
             plain: list[Any] = []
             # No name here may refer to the outputs when is_ours() counts who does.
             structure = flatten(stage.fn(raw, self._input(stage, slot, incoming)), _is_array, arrays, plain)
-            specs = tuple([self._output_spec(stage, leaf) for leaf in arrays])
+            _check(stage, arrays)
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
-        layout = self._layouts.of(structure, specs)
+        layout = self._likely
+        if layout is None or not layout.fits(structure, arrays):
+            layout = self._likely = self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays]))
         owned = [arrays[n] if raw.is_ours(arrays, n) else self._copied(raw, arrays[n]) for n in range(len(arrays))]
         raw.end()
         spans = [
@@ -134,12 +137,9 @@ class RawAdapter:
             ]  # fmt: skip
         if not incoming.complete:
             stage.stream.synchronize()  # plain values of a stage that runs later than it is submitted
+        if layout.structure is ARRAY:
+            return views[0]
         return build(layout.structure, iter(views), iter(incoming.values()))
-
-    def _output_spec(self, stage: BoundStage, leaf: Array) -> Spec:
-        if leaf.device != stage.device or leaf.runtime is not stage.runtime:
-            raise InvalidArgument(f"returned {leaf!r}; arrays on the stage's own device {stage.device} are allowed")
-        return self.spec(leaf)
 
     def _copied(self, raw: RawStage, leaf: Array) -> Array:
         copy = raw.empty((leaf.nbytes,), "uint8")
@@ -165,3 +165,11 @@ class RawAdapter:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, Array)
+
+
+def _check(stage: BoundStage, arrays: list[Any]) -> None:
+    for leaf in arrays:
+        if leaf.device != stage.device or leaf.runtime is not stage.runtime or not leaf.contiguous:
+            raise InvalidArgument(
+                f"returned {leaf!r}; contiguous arrays on the stage's own device {stage.device} are allowed"
+            )

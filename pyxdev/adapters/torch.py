@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
 
+NEVER = 1 << 62  # the turn of a reader that is no microbatch
 LEGACY_STREAM = 1  # the handle that stands for torch's default stream, whose own is 0
 
 # How many tensors and other objects use a storage, the one asked included.
@@ -172,7 +173,7 @@ class TorchAdapter:
             except BaseException:
                 torch.cuda.synchronize(stage.device)
                 raise
-            stage.hold(released, output.keep)
+            stage.hold(released, output.keep, NEVER)
         return build(output.layout.structure, iter(tensors), iter(output.value.values()))
 
     def close(self) -> None:

@@ -128,7 +128,15 @@ class Executor:
             stack.enter_context(
                 closing(
                     BoundStage(
-                        runtime, stage, n, device, self._depth, shrinks, adapters.make(name, layouts), self._leaving
+                        runtime,
+                        stage,
+                        n,
+                        device,
+                        self._limit,
+                        self._depth,
+                        shrinks,
+                        adapters.make(name, layouts),
+                        self._leaving,
                     )
                 )
             )

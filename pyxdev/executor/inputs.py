@@ -133,38 +133,46 @@ class Inputs:
         if type(source.value) is not Gathered:
             released = self._last.reader_event()
             send(self._links.between(source.device, self._stage.device), source, slot, released)
-            self._last.hold(released, source.keep)
-            return slot
+            self._last.hold(released, source.keep, batch.turn)
+        elif len(source.keep) == 1 and not source.value.plain and self._is_away(source.keep[0]):
+            self._copy(batch.turn, source.keep[0], slot, 0, source.layout.specs[0].nbytes, slot.arrived)
+        else:
+            self._gather(batch.turn, source, slot)
+        return slot
+
+    def _is_away(self, leaf: Any) -> bool:
+        return type(leaf) is Piece or self._adapter.device(leaf) != HOST
+
+    def _gather(self, turn: int, source: Activation, slot: Slot) -> None:
+        """Arrays and plain values from anywhere. The upload stream waits for all, so `arrived` says that all are there."""
         host = []
-        copied = False
         for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
-            if type(leaf) is not Piece and self._adapter.device(leaf) == HOST:
-                host.append((leaf, offset, spec.nbytes))
+            if self._is_away(leaf):
+                self._copy(turn, leaf, slot, offset, spec.nbytes, self._joined)
+                self.stream.wait(self._joined)
             else:
-                self._copy(leaf, slot, offset, spec.nbytes)
-                copied = True
+                host.append((leaf, offset, spec.nbytes))
         for leaf in source.value.plain:
             if type(leaf) is Later:
                 self.stream.wait(leaf.ready)
         if host:
-            ranges = [(offset, nbytes) for _, offset, nbytes in host] if copied else [(0, source.layout.nbytes)]
-            self._upload(batch.turn, slot, host, ranges)
+            whole = len(host) == len(source.keep)
+            ranges = [(0, source.layout.nbytes)] if whole else [(offset, nbytes) for _, offset, nbytes in host]
+            self._upload(turn, slot, host, ranges)
         slot.arrived.record(self.stream)
-        return slot
 
-    def _copy(self, leaf: Any, slot: Slot, offset: int, nbytes: int) -> None:
-        """One array that lies on a device. The upload stream waits for it, so that `arrived` says all are there."""
+    def _copy(self, turn: int, leaf: Any, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
+        """One array that lies on a device."""
         source = self._piece(leaf) if type(leaf) is Piece else self._adapter.source(self._runtime, leaf)
         owner = self._last if type(leaf) is Piece else self._stage
         released = owner.reader_event()
         self._links.between(source.device, self._stage.device).copy(
             slot.address + offset, source.address, nbytes,
-            source_ready=source.ready, dest_free=slot.free, released=released, arrived=self._joined,
+            source_ready=source.ready, dest_free=slot.free, released=released, arrived=arrived,
         )  # fmt: skip
-        self.stream.wait(self._joined)
         if source.stream is not None:
             source.stream.wait(released)
-        owner.hold(released, source.keep)
+        owner.hold(released, source.keep, turn)
 
     def _piece(self, leaf: Piece) -> Source:
         output = leaf.activation

@@ -78,6 +78,7 @@ class Fetch:
 
     def close(self) -> None:
         self._spare.clear()
+        self._spare = []  # the leases alone keep the old list now, and the last of them frees all
         if self._buffer is not None:
             self._buffer.close()
         self.stream.close()

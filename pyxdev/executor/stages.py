@@ -24,8 +24,8 @@ class BoundStage:
     """A stage at work: its stream, its slots, and the outputs that are still being read."""
 
     def __init__(
-        self, runtime: Runtime, stage: Stage, index: int, device: int, depth: int, shrinks: bool, adapter: Adapter,
-        leaving: Leaving,
+        self, runtime: Runtime, stage: Stage, index: int, device: int, in_flight: int, depth: int, shrinks: bool,
+        adapter: Adapter, leaving: Leaving,
     ) -> None:  # fmt: skip
         self.runtime = runtime
         self.fn = stage.fn
@@ -34,28 +34,30 @@ class BoundStage:
         self.name = stage.label
         self.index = index
         self.device = device
+        self.in_flight = in_flight
         self.depth = depth
         self.adapter = adapter
         self.stream: Stream = runtime.stream(device)
         self.slots = Slots(runtime, device, depth, shrinks, leaving)
         self.blocks = Blocks(runtime, device, leaving)
         self._readers = Events(runtime)
-        self._held: deque[tuple[Event, Any]] = deque()
+        self._held: deque[tuple[Event, Any, int]] = deque()
 
     def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
         self.stream.wait(slot.arrived)
-        self._settle()
+        self._settle(batch.turn)
         outgoing = self.adapter.run(self, batch, slot, incoming)
         slot.free.record(self.stream)
         outgoing.ready = slot.free
         return outgoing
 
-    def _settle(self) -> None:
+    def _settle(self, turn: int) -> None:
         """Lets go of outputs that were handed on depth microbatches ago."""
         while len(self._held) >= self.depth:
-            released, keep = self._held.popleft()
-            self.stream.wait(released)
+            released, keep, reader = self._held.popleft()
+            if reader + self.in_flight > turn:  # otherwise the reader has left the executor, and so has its copy
+                self.stream.wait(released)
             del keep  # only now may the stage's stream write there again
             self._readers.give_back(released)
 
@@ -63,9 +65,10 @@ class BoundStage:
         """An event for a reader of this stage's outputs to record; then hold() them."""
         return self._readers.take()
 
-    def hold(self, released: Event, keep: Any) -> None:
-        """Keeps outputs until this stage's stream waits for their reader, which has recorded `released`."""
-        self._held.append((released, keep))
+    def hold(self, released: Event, keep: Any, turn: int) -> None:
+        """Keeps outputs until this stage's stream waits for their reader, the microbatch of this turn, which has
+        recorded `released`."""
+        self._held.append((released, keep, turn))
 
     def report(self, batch: Microbatch, cause: BaseException) -> None:
         """The stage's function raised."""
@@ -98,7 +101,7 @@ class Hop:
         slot = self.consumer.slots.take(batch.turn, source.layout.nbytes)
         released = self.producer.reader_event()
         send(self.link, source, slot, released)
-        self.producer.hold(released, source.keep)
+        self.producer.hold(released, source.keep, batch.turn)
         return slot
 
 
