@@ -144,7 +144,7 @@ class Inputs:
         return type(leaf) is Piece or self._adapter.device(leaf) != HOST
 
     def _gather(self, turn: int, source: Activation, slot: Slot) -> None:
-        """Arrays and plain values from anywhere. The upload stream waits for all, so `arrived` says that all are there."""
+        """Arrays and plain values from anywhere. The upload stream waits for all of them and records `arrived`."""
         host = []
         for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
             if self._is_away(leaf):
