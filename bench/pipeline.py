@@ -132,11 +132,11 @@ class Case:
 
     def pipeline(self, name: str, m: int, runs: list[Run], bound: float) -> None:
         seconds, host = (statistics.median(values) for values in zip(*runs, strict=True))
-        self.rate("pipeline", name, m, seconds, host, bound, rounds=len(runs))
+        self.rate("pipeline", name, m, seconds, bound, host_us=micro(host / m), rounds=len(runs))
 
-    def rate(self, case: str, name: str, m: int, seconds: float, host: float, bound: float, **figures: Any) -> None:
+    def rate(self, case: str, name: str, m: int, seconds: float, bound: float, **figures: Any) -> None:
         rates = {"per_s": round(m / seconds, 1), "limit_per_s": round(m / bound, 1), "ratio": round(bound / seconds, 4)}
-        self.add(case, name, m=m, **rates, host_us=micro(host / m), **figures)
+        self.add(case, name, m=m, **rates, **figures)
 
     def processes(self, found: list[dict[str, Any]], why: str, limit: Limits) -> None:
         """What the two processes of gpipe found for stages of this length."""
@@ -153,7 +153,7 @@ class Case:
         m = within(STREAMED, STREAM * self.seconds / max(limit.stages))
         for name, way in list(self.ways.items()):
             if run := self.attempt(name, lambda way=way: way.stream(m)):
-                self.rate("stream", name, m, run.seconds, run.host, m * limit.slowest(way.path))
+                self.rate("stream", name, m, run.seconds, m * limit.slowest(way.path))
 
     def loops(self, sequences: Iterable[int], limit: Limits) -> None:
         """Token loops: one sequence is compared with its peer by hand, several with one of the same way."""
@@ -211,8 +211,9 @@ def over_peers(rows: list[Row]) -> None:
         for peer in peers.get(way, ()):
             other = found.get((case, family, us, m, peer))
             if other and "per_s" in row and "per_s" in other and case in ("pipeline", "stream"):
-                extra = round((row["host_us"] - other["host_us"]) / 2, 2)
-                row |= {"peer": peer, "over_peer": round(row["per_s"] / other["per_s"], 4), "extra_us_a_stage": extra}
+                row |= {"peer": peer, "over_peer": round(row["per_s"] / other["per_s"], 4)}
+                if case == "pipeline":
+                    row["extra_us_a_stage"] = round((row["host_us"] - other["host_us"]) / 2, 2)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
         yield from (*lengths(mine, family), "")
         for case, key, title in (
             ("pipeline", "m", "ratio to the bound by microbatches (host us of a microbatch, at the most of them)"),
-            ("stream", None, "streaming: ratio to one microbatch every B (host us of a microbatch)"),
+            ("stream", None, "streaming: ratio to one microbatch every B"),
             ("loop", "s", "token loops: steps/s by sequences in flight (ratio to min(sequences, 2) times one)"),
         ):
             part = [row for row in mine if row["case"] == case]
@@ -269,7 +270,7 @@ def cell(rows: list[Row]) -> str:
     if rows[0]["case"] == "loop":
         return " / ".join(f"{row['per_s']:.0f}" + (f" ({row['ratio']:.2f})" if row["s"] > 1 else "") for row in rows)
     ratios = " / ".join(f"{row['ratio']:.3f}".lstrip("0") for row in rows)
-    return f"{ratios} ({rows[-1]['host_us']:.0f})"
+    return f"{ratios} ({rows[-1]['host_us']:.0f})" if "host_us" in rows[-1] else ratios
 
 
 # ---- what is run -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 
 Stages that do nothing on simulated devices, by the executor and by hand: the fewest streams, events, links and slots
 that are right, called from Python too. Both include what the simulated driver itself costs. A child process runs under
-callgrind, which counts between two marks; the same program gives the same counts, so that a guard can be tight. By 1, 2
+callgrind, which counts between two marks; the same program gives the same counts, so that a guard can be tight. From 2
 and 4 stages: "each stage" is what one more stage costs, hop included, "besides" what a microbatch costs apart from
 that: its place in flight, the input's way into the first slot, its ticket.
 """
@@ -35,8 +35,8 @@ from pyxdev import Executor
 from pyxdev._native import Array, FaultDriver, Runtime
 from pyxdev.backends import sim
 
-STAGES = (1, 2, 4)
-WARM, COUNTED = 40, 100  # microbatches
+STAGES = (2, 4)
+WARM, COUNTED = 40, 60  # microbatches
 IN_FLIGHT = 2 * (WARM + COUNTED)  # submit() never waits
 KEPT = 8  # tickets that the caller holds on to
 NBYTES = 1024
@@ -77,9 +77,8 @@ def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Itera
     yield "executor", lambda i: kept.append(executor.submit(array))
 
 
-def child(folder: Path) -> None:
-    """Under callgrind: the counted part of each, marked by its name."""
-    marks = ctypes.CDLL(str(folder / "marks.so"))
+def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) -> dict[str, float]:
+    """Of a microbatch, by "name stages". begin and end are called around what is counted."""
     calls = {}
     for stages in STAGES:
         driver = FaultDriver(sim.driver({"device": {"count": max(STAGES)}}))
@@ -90,16 +89,23 @@ def child(folder: Path) -> None:
                 for i in range(WARM):
                     step(i)
                 before = driver.calls
-                marks.begin()
+                begin()
                 for i in range(WARM, WARM + COUNTED):
                     step(i)
-                marks.end(f"{name} {stages}".encode())
+                end(f"{name} {stages}".encode())
                 calls[f"{name} {stages}"] = (driver.calls - before) / COUNTED
-    (folder / "calls.json").write_text(json.dumps(calls))
+    return calls
+
+
+def child(folder: Path) -> None:
+    """Under callgrind."""
+    marks = ctypes.CDLL(str(folder / "marks.so"))
+    (folder / "calls.json").write_text(json.dumps(driver_calls(marks.begin, marks.end)))
 
 
 def count() -> tuple[dict[str, float], dict[str, float]]:
-    """Instructions and driver calls of a microbatch, by "name stages"."""
+    """Instructions and driver calls of a microbatch, by "name stages". Raises FileNotFoundError without valgrind or a
+    compiler."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "marks.c").write_text(MARKS)
@@ -120,7 +126,7 @@ def count() -> tuple[dict[str, float], dict[str, float]]:
 
 def split(found: dict[str, float], name: str) -> tuple[float, float]:
     """(of each stage, besides)."""
-    few, many = STAGES[1], STAGES[-1]
+    few, many = STAGES
     each = (found[f"{name} {many}"] - found[f"{name} {few}"]) / (many - few)
     return each, found[f"{name} {few}"] - few * each
 
