@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "hash.h"
 #include "work.h"
 
 enum {
@@ -19,12 +20,18 @@ typedef struct lane {
     _Atomic uint64_t done, last; /* bytes handed over, and when the last of them were */
 } lane;
 
+/* What one copy brought to a device. */
+typedef struct mark {
+    int device;
+    uint64_t address, bytes, hash;
+} mark;
+
 struct xd_reader {
     xd_runtime *runtime;
     const xd_io *calls;
     xd_ring *ring; /* NULL if there is nothing to read */
     _Atomic uint64_t direct;
-    int sync_uploads, io;
+    int sync_uploads, io, verify;
 
     pthread_mutex_t lock;
     pthread_cond_t left; /* a worker has left */
@@ -32,6 +39,9 @@ struct xd_reader {
     atomic_int stop; /* the status that the workers end with */
     xd_error first;  /* the error behind it */
     _Atomic int64_t failed;
+
+    mark *marks; /* under verify, of every copy so far */
+    size_t mark_count, mark_room, marks_checked;
 
     xd_work *work;
     lane lanes[]; /* one a device */
@@ -102,6 +112,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     reader->runtime = runtime;
     reader->sync_uploads = chosen.sync_uploads;
     reader->io = chosen.io;
+    reader->verify = chosen.verify;
     reader->calls = chosen.calls ? chosen.calls : &xd_source_calls;
     reader->failed = -1;
     status = xd_work_open(&reader->work, runtime->devices, pieces, count, tile_bytes, err);
@@ -141,6 +152,7 @@ void xd_reader_close(xd_reader **at)
     pthread_mutex_destroy(&reader->lock);
     xd_runtime_count(reader->runtime, XD_LIVE_READERS, -1);
     xd_work_close(&reader->work);
+    free(reader->marks);
     free(reader);
     *at = NULL;
 }
@@ -170,16 +182,44 @@ static void stop(xd_reader *reader, int status, const xd_error *why, int64_t row
 
 /* ---- tile -> device ---- */
 
+/* Notes what is about to be copied, while the processor's cache has it. */
+static int note(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
+{
+    mark made = {transfer->dst_device, transfer->dst, transfer->width, 0};
+    made.hash = xd_hash((const void *)(uintptr_t)transfer->src, (size_t)transfer->width);
+    int status = XD_OK;
+    pthread_mutex_lock(&reader->lock);
+    if (reader->mark_count == reader->mark_room) {
+        size_t room = reader->mark_room ? 2 * reader->mark_room : 1024;
+        mark *moved = realloc(reader->marks, room * sizeof *moved);
+        if (moved) {
+            reader->marks = moved;
+            reader->mark_room = room;
+        } else {
+            status = xd_fail(err, XD_NO_HOST_MEMORY, 0, "reader_run", "no memory for %zu checksums", room);
+        }
+    }
+    if (!status)
+        reader->marks[reader->mark_count++] = made;
+    pthread_mutex_unlock(&reader->lock);
+    return status;
+}
+
+static int copy(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
+{
+    int status = reader->verify ? note(reader, transfer, err) : XD_OK;
+    return status ? status : xd_stream_copy(reader->lanes[transfer->dst_device].stream, transfer, err);
+}
+
 static int upload(xd_reader *reader, const xd_job *job, const char *memory, int direct, xd_error *err)
 {
     const xd_extent *extent = &job->extent;
-    xd_stream *stream = reader->lanes[job->device].stream;
     xd_transfer transfer = {.dst_device = job->device, .src_device = XD_HOST, .height = 1};
     if (!direct) {
         transfer.dst = job->address;
         transfer.src = (uint64_t)(uintptr_t)memory;
         transfer.width = extent->bytes;
-        return xd_stream_copy(stream, &transfer, err);
+        return copy(reader, &transfer, err);
     }
     int status = XD_OK;
     for (int i = 0; i < extent->spans && !status; i++) {
@@ -187,7 +227,7 @@ static int upload(xd_reader *reader, const xd_job *job, const char *memory, int 
         transfer.dst = job->address + span->at;
         transfer.src = (uint64_t)(uintptr_t)memory + xd_source_direct_at(extent, span->offset);
         transfer.width = span->bytes;
-        status = xd_stream_copy(stream, &transfer, err);
+        status = copy(reader, &transfer, err);
     }
     return status;
 }
@@ -202,14 +242,22 @@ static int wait_uploads(xd_reader *reader, xd_event *event, int device, xd_error
     return status;
 }
 
+static int acquire(xd_reader *reader, xd_tile *tile, int *got, xd_error *err)
+{
+    int status = XD_OK;
+    *got = 0;
+    while (!status && !*got && !reader->stop)
+        status = xd_ring_acquire(reader->ring, LOOK, tile, got, err);
+    return status;
+}
+
 /* *reading tells whether it was the file that failed. */
 static int run_job(xd_reader *reader, const xd_job *job, xd_event *event, int *reading, xd_error *err)
 {
     xd_tile tile;
-    int got = 0, direct = 0, status = XD_OK;
+    int got, direct = 0;
     *reading = 0;
-    while (!status && !got && !reader->stop)
-        status = xd_ring_acquire(reader->ring, LOOK, &tile, &got, err);
+    int status = acquire(reader, &tile, &got, err);
     if (!got)
         return status;
     status = xd_host_access(reader->runtime, tile.address, tile.bytes, 1, err);
@@ -271,6 +319,64 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
     return count_worker(reader, -1, err);
 }
 
+/* ---- device -> tile ---- */
+
+static int next_mark(xd_reader *reader, mark *out)
+{
+    pthread_mutex_lock(&reader->lock);
+    int got = !reader->stop && reader->marks_checked < reader->mark_count;
+    if (got)
+        *out = reader->marks[reader->marks_checked++];
+    pthread_mutex_unlock(&reader->lock);
+    return got;
+}
+
+/* Copies back what a mark stands for and compares the checksums. */
+static int check_mark(xd_reader *reader, const mark *mark, xd_event *event, xd_error *err)
+{
+    xd_tile tile;
+    int got;
+    int status = acquire(reader, &tile, &got, err);
+    if (!got)
+        return status;
+    xd_transfer transfer = {.dst_device = XD_HOST, .src_device = mark->device, .dst = (uint64_t)(uintptr_t)tile.address,
+                            .src = mark->address, .width = mark->bytes, .height = 1};
+    status = xd_stream_copy(reader->lanes[mark->device].stream, &transfer, err);
+    if (!status)
+        status = wait_uploads(reader, event, mark->device, err);
+    if (!status && !reader->stop)
+        status = xd_host_access(reader->runtime, tile.address, mark->bytes, 0, err);
+    uint64_t hash = status || reader->stop ? mark->hash : xd_hash(tile.address, (size_t)mark->bytes);
+    if (!status && hash != mark->hash)
+        status = xd_fail(err, XD_DRIVER, 0, "verify",
+                         "device %d does not hold what was read: checksum %016" PRIx64 " of %" PRIu64
+                         " bytes at 0x%" PRIx64 ", wanted %016" PRIx64,
+                         mark->device, hash, mark->bytes, mark->address, mark->hash);
+    xd_error ignored;
+    int submitted = xd_ring_submit(reader->ring, &tile, reader->lanes[mark->device].stream, status ? &ignored : err);
+    return status ? status : submitted;
+}
+
+int xd_reader_verify(xd_reader *reader, xd_error *err)
+{
+    int status = xd_runtime_enter(reader->runtime, "reader_verify", err);
+    if (status)
+        return status;
+    xd_error own;
+    xd_event *event = NULL;
+    mark mark;
+    count_worker(reader, 1, NULL);
+    status = xd_event_open(&event, reader->runtime, 0, &own);
+    while (!status && next_mark(reader, &mark))
+        status = check_mark(reader, &mark, event, &own);
+    xd_event_close(&event);
+    if (status)
+        stop(reader, status, &own, -1);
+    return count_worker(reader, -1, err);
+}
+
+/* ---- for the caller ---- */
+
 int xd_reader_drain(xd_reader *reader, xd_error *err)
 {
     xd_event *event;
@@ -290,8 +396,6 @@ void xd_reader_cancel(xd_reader *reader)
     xd_fail(&why, XD_CANCELLED, 0, "reader_run", "cancelled before everything was read");
     stop(reader, XD_CANCELLED, &why, -1);
 }
-
-/* ---- what can be asked meanwhile ---- */
 
 uint64_t xd_reader_done(const xd_reader *reader, int device)
 {

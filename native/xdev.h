@@ -285,6 +285,7 @@ typedef struct xd_reader_options {
     uint64_t tile_bytes;  /* 0: 1 MiB; a multiple of 4096 if any piece has a direct_fd */
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
+    int verify;           /* 1: keeps a checksum of every upload for xd_reader_verify */
     const xd_io *calls;   /* NULL: the system's; must outlive the reader */
 } xd_reader_options;
 
@@ -298,6 +299,9 @@ void xd_reader_close(xd_reader **reader); /* cancels, then waits for its workers
 int xd_reader_run(xd_reader *reader, xd_error *err);
 /* Waits until every upload queued so far is complete on its device. Ends as a worker does. */
 int xd_reader_drain(xd_reader *reader, xd_error *err);
+/* Reads back what was uploaded, as a worker, and compares checksums; after every worker has run and been drained.
+   XD_DRIVER names the first range that a device does not hold as it was read. */
+int xd_reader_verify(xd_reader *reader, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
 uint64_t xd_reader_done(const xd_reader *reader, int device); /* bytes handed to the device so far */
 uint64_t xd_reader_last(const xd_reader *reader, int device); /* when the last of them were, host's clock, ns; or 0 */

@@ -265,6 +265,7 @@ class Reader:
         tile_bytes: int = 0,
         async_uploads: bool = True,
         io: str = "auto",
+        verify: bool = False,
         calls: int = 0,
     ) -> None:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
@@ -274,6 +275,9 @@ class Reader:
         Every worker raises the first error of any."""
     def drain(self) -> None:
         """Waits until every upload has arrived."""
+    def verify(self) -> None:
+        """Reads back what was uploaded and compares checksums, as one worker; for a reader opened with verify=True,
+        after drain(). DriverError names the first range that is wrong."""
     def cancel(self) -> None:
         """Every run() raises Cancelled, within one tile."""
     def done(self, device: int) -> int:

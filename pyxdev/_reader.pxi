@@ -31,7 +31,7 @@ cdef class Reader:
     cdef object __weakref__
 
     def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, uint64_t tile_bytes=0,
-                 bint async_uploads=True, io="auto", uintptr_t calls=0):
+                 bint async_uploads=True, io="auto", bint verify=False, uintptr_t calls=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
         cdef xd_reader *out = NULL
@@ -48,6 +48,7 @@ cdef class Reader:
         options.tile_bytes = tile_bytes
         options.sync_uploads = not async_uploads
         options.io = IO_MODES[io]
+        options.verify = verify
         options.calls = <const xd_io *>calls
         PyObject_GetBuffer(pieces, &rows, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
         try:
@@ -97,6 +98,14 @@ cdef class Reader:
         cdef int status
         with nogil:
             status = xd_reader_drain(reader, &err)
+        check(status, &err)
+
+    def verify(self):
+        cdef xd_error err
+        cdef xd_reader *reader = self.alive()
+        cdef int status
+        with nogil:
+            status = xd_reader_verify(reader, &err)
         check(status, &err)
 
     def cancel(self):

@@ -167,12 +167,14 @@ cdef extern from "xdev.h" nogil:
         uint64_t tile_bytes
         int sync_uploads
         int io
+        int verify
         const xd_io *calls
     int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                        const xd_reader_options *options, xd_error *err)
     void xd_reader_close(xd_reader **reader)
     int xd_reader_run(xd_reader *reader, xd_error *err)
     int xd_reader_drain(xd_reader *reader, xd_error *err)
+    int xd_reader_verify(xd_reader *reader, xd_error *err)
     void xd_reader_cancel(xd_reader *reader)
     uint64_t xd_reader_done(const xd_reader *reader, int device)
     uint64_t xd_reader_last(const xd_reader *reader, int device)

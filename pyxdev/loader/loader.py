@@ -42,6 +42,7 @@ def load(
     threads: int | None = None,
     async_uploads: bool | None = None,
     direct_io: str = "auto",
+    verify: bool = False,
     progress: bool | Callback = False,
 ) -> Weights:
     """Reads a model into the memory of its devices; returns when every byte is there.
@@ -52,7 +53,8 @@ def load(
     (all on the first device). place: a function of a tensor's name that returns its device, instead of these.
     runtime: an open one, which stays yours; otherwise one of `backend` is opened and closed with the weights.
     threads, async_uploads: as in the settings table, for this load. direct_io: "auto" (past the page cache what is not
-    in it), "on" or "off".
+    in it), "on" or "off". verify: reads everything back from the devices and compares checksums (XXH64) that were taken
+    of what was read; DriverError where a device does not hold it.
     progress: True draws a bar on a terminal; a function is called with a Progress before the first byte, about 20 times
     a second and after the last byte; it cancels the load by returning False, and an exception from it passes through.
 
@@ -79,7 +81,7 @@ def load(
         for need in plan.needs:
             buffers.append(runtime.buffer(need.device, need.nbytes, managed=True))
             undo.callback(buffers[-1].close)
-        report = _read(plan, runtime, buffers, settings, direct_io, progress, begin)
+        report = _read(plan, runtime, buffers, settings, direct_io, verify, progress, begin)
         weights = Weights(plan, runtime, buffers, report, owned)
         undo.pop_all()
         model.close()
@@ -105,6 +107,7 @@ def _read(
     buffers: Sequence[Buffer],
     settings: Settings,
     direct_io: str,
+    verify: bool,
     progress: bool | Callback,
     begin: float,
 ) -> Report:
@@ -115,7 +118,7 @@ def _read(
         pieces, tensor_of = plan.pieces(addresses, direct_fds)
         total = int(pieces[:, 4].sum())
         threads = _count_threads(settings.threads_load, len(plan.devices), total)
-        reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io)
+        reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io, verify)
         stack.callback(reader.close)
         callback: Callback | None = None
         if progress is True:
@@ -124,15 +127,17 @@ def _read(
             callback = progress
         setup = time.monotonic() - begin
         try:
-            _run(reader, threads, _Watch(plan, reader, total, callback))
+            _run(reader, threads, _Watch(plan, reader, total, callback), _read_all)
         except (ReadError, FileRefused) as error:
             raise _name_file(error, plan, reader, tensor_of) from error
+        end = time.monotonic()
+        if verify:
+            _run(reader, threads, lambda: None, Reader.verify)
         for file in plan.model.files:
             if code := reader.refused(file.fd):
                 log.info(
                     "%s: direct I/O refused (%s), read through the page cache", shown(file.path), os.strerror(code)
                 )
-        end = time.monotonic()
         reports = [
             DeviceReport(device, reader.done(device), max(0.0, reader.last(device) - begin)) for device in plan.devices
         ]
@@ -177,14 +182,16 @@ def _count_threads(asked: int, devices: int, total: int) -> int:
 
 
 def _open_reader(
-    runtime: Runtime, pieces: Any, threads: int, total: int, async_uploads: bool, direct_io: str
+    runtime: Runtime, pieces: Any, threads: int, total: int, async_uploads: bool, direct_io: str, verify: bool
 ) -> tuple[Reader, int]:
     """A reader, and the number of its tiles: about four a thread, fewer where page-locked memory is short."""
     tiles = max(1, min(MAX_TILES, max(4 * threads, 16), -(-total // TILE_BYTES)))
     io = "direct" if direct_io == "on" else "auto"
     while True:
         try:
-            reader = Reader(runtime, pieces, tiles=tiles, tile_bytes=TILE_BYTES, async_uploads=async_uploads, io=io)
+            reader = Reader(
+                runtime, pieces, tiles=tiles, tile_bytes=TILE_BYTES, async_uploads=async_uploads, io=io, verify=verify
+            )
         except OutOfMemory as error:
             if error.status != "NO_PINNED_MEMORY" or tiles == 1:
                 raise
@@ -216,16 +223,20 @@ class _Watch:
             raise Cancelled(f"the progress callback cancelled the load after {done} of {self._total} bytes")
 
 
-def _run(reader: Reader, threads: int, watch: Callable[[], None]) -> None:
-    """Runs the workers and waits for them. Whatever happens, none is left when this returns: the calling thread looks
-    up often, so Ctrl-C and an exception of the callback stop them within one tile."""
+def _read_all(reader: Reader) -> None:
+    reader.run()
+    reader.drain()
+
+
+def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable[[Reader], None]) -> None:
+    """Runs the task on every worker and waits for them. Whatever happens, none is left when this returns: the calling
+    thread looks up often, so Ctrl-C and an exception of the callback stop them within one tile."""
     failures: list[Error] = []
     ended = threading.Semaphore(0)
 
     def work() -> None:
         try:
-            reader.run()
-            reader.drain()
+            task(reader)
         except Error as error:
             failures.append(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import hashlib
@@ -570,6 +571,42 @@ def test_every_driver_call_fails_once(
         if used < at:
             break
     assert at > 20
+
+
+# ---- reading back ----
+
+
+@pytest.mark.parametrize("direct_io", ["off", "on"])
+@pytest.mark.parametrize("uploads", [True, False])
+def test_verify(
+    runtime: Runtime, models: dict[str, Path], contents: Contents, direct_io: str, uploads: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(loader, "TILE_BYTES", 16 << 10)
+    for threads in (1, 8):
+        with load(
+            models["gguf"], runtime=runtime, threads=threads, direct_io=direct_io, async_uploads=uploads, verify=True
+        ) as weights:
+            check(weights, contents)
+
+
+def test_verify_finds_a_changed_byte(
+    runtime: Runtime, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Damaging(Reader):
+        """Changes the first byte of one piece on its device before everything is read back."""
+
+        def __init__(self, runtime: Runtime, pieces: Any, **options: Any) -> None:
+            super().__init__(runtime, pieces, **options)
+            self.place = ctypes.c_ubyte.from_address(int(pieces[pieces[:, 2] == 1][-1, 5]))
+
+        def verify(self) -> None:
+            self.place.value ^= 1
+            super().verify()
+
+    monkeypatch.setattr(loader, "Reader", Damaging)
+    with pytest.raises(DriverError, match=r"device 1 does not hold what was read: checksum \w{16} of \d+ bytes at 0x"):
+        load(models["gguf"], [0, 1], runtime=runtime, threads=1, verify=True)
 
 
 # ---- progress, cancelling ----
