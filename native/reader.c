@@ -17,7 +17,7 @@ enum {
 /* One device's side of it. */
 typedef struct lane {
     xd_stream *stream; /* NULL if there is no work */
-    _Atomic uint64_t done, last; /* bytes handed over, and when the last of them were */
+    _Atomic uint64_t done, direct, last; /* bytes handed over, of them read directly, and when the last of them were */
 } lane;
 
 /* What one copy brought to a device. */
@@ -30,7 +30,7 @@ struct xd_reader {
     xd_runtime *runtime;
     const xd_io *calls;
     xd_ring *ring; /* NULL if there is nothing to read */
-    _Atomic uint64_t direct;
+    _Atomic uint64_t reading, waiting; /* ns of all workers in reads, and for tiles and uploads */
     int sync_uploads, io, verify;
 
     pthread_mutex_t lock;
@@ -236,18 +236,22 @@ static int upload(xd_reader *reader, const xd_job *job, const char *memory, int 
 static int wait_uploads(xd_reader *reader, xd_event *event, int device, xd_error *err)
 {
     int done = 0;
+    uint64_t begin = xd_monotonic();
     int status = xd_event_record(event, reader->lanes[device].stream, err);
     while (!status && !done && !reader->stop)
         status = xd_event_wait(event, LOOK, &done, err);
+    reader->waiting += xd_monotonic() - begin;
     return status;
 }
 
 static int acquire(xd_reader *reader, xd_tile *tile, int *got, xd_error *err)
 {
     int status = XD_OK;
+    uint64_t begin = xd_monotonic();
     *got = 0;
     while (!status && !*got && !reader->stop)
         status = xd_ring_acquire(reader->ring, LOOK, tile, got, err);
+    reader->waiting += xd_monotonic() - begin;
     return status;
 }
 
@@ -262,7 +266,9 @@ static int run_job(xd_reader *reader, const xd_job *job, xd_event *event, int *r
         return status;
     status = xd_host_access(reader->runtime, tile.address, tile.bytes, 1, err);
     if (!status) {
+        uint64_t begin = xd_monotonic();
         status = xd_source_read(job->source, reader->calls, reader->io, &job->extent, tile.address, &direct, err);
+        reader->reading += xd_monotonic() - begin;
         *reading = status != XD_OK;
     }
     if (status) {
@@ -280,7 +286,7 @@ static int run_job(xd_reader *reader, const xd_job *job, xd_event *event, int *r
     if (!status) {
         reader->lanes[job->device].done += job->payload;
         reader->lanes[job->device].last = xd_monotonic();
-        reader->direct += direct ? job->payload : 0;
+        reader->lanes[job->device].direct += direct ? job->payload : 0;
     }
     return status;
 }
@@ -397,19 +403,19 @@ void xd_reader_cancel(xd_reader *reader)
     stop(reader, XD_CANCELLED, &why, -1);
 }
 
-uint64_t xd_reader_done(const xd_reader *reader, int device)
+int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out)
 {
-    return device < 0 || device >= reader->runtime->devices ? 0 : reader->lanes[device].done;
+    if (device < 0 || device >= reader->runtime->devices)
+        return 0;
+    const lane *lane = &reader->lanes[device];
+    *out = (xd_progress){.done = lane->done, .direct = lane->direct, .last = lane->last};
+    return 1;
 }
 
-uint64_t xd_reader_last(const xd_reader *reader, int device)
+void xd_reader_times(const xd_reader *reader, uint64_t *reading, uint64_t *waiting)
 {
-    return device < 0 || device >= reader->runtime->devices ? 0 : reader->lanes[device].last;
-}
-
-uint64_t xd_reader_direct(const xd_reader *reader)
-{
-    return reader->direct;
+    *reading = reader->reading;
+    *waiting = reader->waiting;
 }
 
 int xd_reader_refused(const xd_reader *reader, int fd)

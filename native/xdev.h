@@ -303,9 +303,14 @@ int xd_reader_drain(xd_reader *reader, xd_error *err);
    XD_DRIVER names the first range that a device does not hold as it was read. */
 int xd_reader_verify(xd_reader *reader, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
-uint64_t xd_reader_done(const xd_reader *reader, int device); /* bytes handed to the device so far */
-uint64_t xd_reader_last(const xd_reader *reader, int device); /* when the last of them were, host's clock, ns; or 0 */
-uint64_t xd_reader_direct(const xd_reader *reader);           /* bytes read by direct I/O so far */
+typedef struct xd_progress {
+    uint64_t done;   /* bytes handed to the device so far */
+    uint64_t direct; /* of them, read past the page cache */
+    uint64_t last;   /* when the last of them were handed over: the host's clock, ns; 0 before the first */
+} xd_progress;
+int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out); /* 0: there is no such device */
+/* ns that all workers together have spent in reads, and waiting for tiles and uploads. */
+void xd_reader_times(const xd_reader *reader, uint64_t *reading, uint64_t *waiting);
 /* The errno with which direct I/O was refused for this file, after which it was read through the page cache; or 0. */
 int xd_reader_refused(const xd_reader *reader, int fd);
 /* The first piece of the tile that was being read when the first worker failed; -1 if none failed while reading. */

@@ -280,13 +280,12 @@ class Reader:
         after drain(). DriverError names the first range that is wrong."""
     def cancel(self) -> None:
         """Every run() raises Cancelled, within one tile."""
-    def done(self, device: int) -> int:
-        """Bytes handed to the device so far."""
-    def last(self, device: int) -> float:
-        """When the last of them were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""
+    def progress(self, device: int) -> tuple[int, int, float]:
+        """Bytes handed to the device so far, how many of them were read past the page cache, and when the last of them
+        were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""
     @property
-    def direct(self) -> int:
-        """Bytes read by direct I/O so far."""
+    def times(self) -> tuple[float, float]:
+        """Seconds that all workers together have spent in reads, and waiting for tiles and uploads."""
     def refused(self, fd: int) -> int:
         """The errno with which direct I/O was refused for a file, 0 if it was not."""
     @property

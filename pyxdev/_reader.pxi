@@ -111,15 +111,18 @@ cdef class Reader:
     def cancel(self):
         xd_reader_cancel(self.alive())
 
-    def done(self, int device):
-        return xd_reader_done(self.alive(), device)
-
-    def last(self, int device):
-        return xd_reader_last(self.alive(), device) * 1e-9
+    def progress(self, int device):
+        cdef xd_progress found
+        if not xd_reader_progress(self.alive(), device, &found):
+            raise errors.InvalidArgument(f"device {device} does not exist")
+        return found.done, found.direct, found.last * 1e-9
 
     @property
-    def direct(self):
-        return xd_reader_direct(self.alive())
+    def times(self):
+        cdef uint64_t reading = 0
+        cdef uint64_t waiting = 0
+        xd_reader_times(self.alive(), &reading, &waiting)
+        return reading * 1e-9, waiting * 1e-9
 
     def refused(self, int fd):
         return xd_reader_refused(self.alive(), fd)

@@ -138,20 +138,23 @@ def _read(
                 log.info(
                     "%s: direct I/O refused (%s), read through the page cache", shown(file.path), os.strerror(code)
                 )
-        reports = [
-            DeviceReport(device, reader.done(device), max(0.0, reader.last(device) - begin)) for device in plan.devices
-        ]
+        reading, waiting = reader.times
         return Report(
             tensors=len(plan.model.tensors),
-            nbytes=total,
             seconds=end - begin,
             setup=setup,
-            direct=reader.direct,
+            reading=reading,
+            waiting=waiting,
             threads=threads,
             pinned=tiles * TILE_BYTES if total else 0,
             async_uploads=bool(settings.async_uploads),
-            devices=tuple(reports),
+            devices=tuple(_device_report(reader, device, begin) for device in plan.devices),
         )
+
+
+def _device_report(reader: Reader, device: int, begin: float) -> DeviceReport:
+    done, direct, last = reader.progress(device)
+    return DeviceReport(device, done, direct, max(0.0, last - begin))
 
 
 def _open_direct(file: ModelFile, direct_io: str, stack: ExitStack) -> int:
@@ -217,7 +220,7 @@ class _Watch:
     def __call__(self) -> None:
         if self._callback is None:
             return
-        devices = {device: (self._reader.done(device), total) for device, total in self._totals.items()}
+        devices = {device: (self._reader.progress(device)[0], total) for device, total in self._totals.items()}
         done = sum(one for one, _ in devices.values())
         if self._callback(Progress(done, self._total, time.monotonic() - self._begin, devices)) is False:
             raise Cancelled(f"the progress callback cancelled the load after {done} of {self._total} bytes")

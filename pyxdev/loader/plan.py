@@ -85,6 +85,10 @@ class Plan:
         rows[:, 5] = np.array(addresses, np.int64)[device] + parts.at[kept]
         return rows, tensor
 
+    @property
+    def fits(self) -> bool:
+        return all(need.fits for need in self.needs)
+
     def check_memory(self) -> None:
         """Raises OutOfMemory, naming the device, where something does not fit."""
         for need in self.needs:
@@ -103,6 +107,7 @@ class Plan:
             owners[tensor].append(self.devices[device])
         return {
             "format": self.model.format,
+            "fits": self.fits,
             "files": [file.path for file in self.model.files],
             "tensors": [
                 {

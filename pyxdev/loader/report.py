@@ -8,10 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """Bytes read to one device, and the seconds until its last byte was read and handed over."""
+    """Bytes read to one device, how many of them past the page cache, and the seconds from the call until its last byte
+    was read and handed over."""
 
     device: int
     nbytes: int
+    direct: int
     seconds: float
 
     @property
@@ -19,26 +21,54 @@ class DeviceReport:
         """Bytes a second."""
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def source(self) -> str:
+        """Where its bytes came from: "warm" (the page cache), "cold" (direct reads), "33% cold", or "" without any."""
+        if not self.nbytes or not self.direct:
+            return "warm" if self.nbytes else ""
+        return "cold" if self.direct == self.nbytes else f"{self.direct / self.nbytes:.0%} cold"
+
 
 @dataclass(frozen=True)
 class Report:
     """How a load went. `seconds` runs from the call until the last byte was on its device, `setup` until the first
-    read; `direct` counts bytes that were read past the page cache, `pinned` bytes of page-locked memory."""
+    read; `reading` and `waiting` are what all threads together spent in reads, and waiting for free tiles and uploads;
+    `pinned` counts bytes of page-locked memory."""
 
     tensors: int
-    nbytes: int
     seconds: float
     setup: float
-    direct: int
+    reading: float
+    waiting: float
     threads: int
     pinned: int
     async_uploads: bool
     devices: tuple[DeviceReport, ...]
 
     @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.devices)
+
+    @property
+    def direct(self) -> int:
+        """Bytes that were read past the page cache."""
+        return sum(one.direct for one in self.devices)
+
+    @property
     def rate(self) -> float:
         """Bytes a second."""
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def limit(self) -> str:
+        """What took most of the time."""
+        if self.setup > self.seconds / 2:
+            return "set-up: headers, memory, page-locking"
+        if self.waiting > self.reading:
+            return "the devices: threads waited for uploads"
+        if self.direct > self.nbytes / 2:
+            return "the disk: direct reads"
+        return f"copies out of the page cache by {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; seconds, bytes and bytes a second."""
@@ -47,13 +77,22 @@ class Report:
             "bytes": self.nbytes,
             "seconds": self.seconds,
             "setup": self.setup,
+            "reading": self.reading,
+            "waiting": self.waiting,
             "rate": self.rate,
             "direct": self.direct,
             "threads": self.threads,
             "pinned": self.pinned,
             "async_uploads": self.async_uploads,
+            "limit": self.limit,
             "devices": [
-                {"device": one.device, "bytes": one.nbytes, "seconds": one.seconds, "rate": one.rate}
+                {
+                    "device": one.device,
+                    "bytes": one.nbytes,
+                    "direct": one.direct,
+                    "seconds": one.seconds,
+                    "rate": one.rate,
+                }
                 for one in self.devices
             ],
         }

@@ -65,6 +65,13 @@ static xd_reader *open_reader(const xd_piece *pieces, size_t count, xd_reader_op
     return reader;
 }
 
+static xd_progress progress(const xd_reader *reader, int device)
+{
+    xd_progress found;
+    CHECK(xd_reader_progress(reader, device, &found));
+    return found;
+}
+
 static void run(const xd_piece *pieces, size_t count, xd_reader_options options)
 {
     xd_reader *reader = open_reader(pieces, count, options);
@@ -76,7 +83,7 @@ static void run(const xd_piece *pieces, size_t count, xd_reader_options options)
         check_bytes(pieces[i].address, pieces[i].offset, pieces[i].bytes);
     }
     for (int device = 0; device < 2; device++)
-        done += xd_reader_done(reader, device);
+        done += progress(reader, device).done;
     CHECK_EQ(done, wanted);
     CHECK_EQ(xd_reader_failed(reader), -1);
     xd_reader_close(&reader);
@@ -234,7 +241,7 @@ static void direct_reads(void)
         OK(xd_reader_run(reader, &err));
         CHECK_EQ(xd_reader_refused(reader, plain), refusals[i]);
         CHECK_EQ(now.direct_calls, 3);
-        CHECK_EQ(xd_reader_direct(reader), 2 * 4 * PAGE - 77);
+        CHECK_EQ(progress(reader, 0).direct, 2 * 4 * PAGE - 77);
         xd_reader_close(&reader);
         now = (script){.code = refusals[i], .at = 3};
         options.io = XD_IO_DIRECT;
@@ -318,8 +325,8 @@ static void together(int sync)
         CHECK_EQ((intptr_t)status, XD_OK);
     }
     for (int i = 0; i < 2; i++) {
-        CHECK_EQ(xd_reader_done(reader, i), FILE_BYTES);
-        CHECK(xd_reader_last(reader, i) > 0);
+        CHECK_EQ(progress(reader, i).done, FILE_BYTES);
+        CHECK(progress(reader, i).last > 0);
         check_bytes(to[i].address, 0, FILE_BYTES);
     }
     xd_reader_close(&reader);
@@ -328,7 +335,7 @@ static void together(int sync)
     reader = open_reader(pieces, 2, (xd_reader_options){.tiles = 3, .sync_uploads = sync, .tile_bytes = 512});
     for (int i = 0; i < 6; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, work, reader), 0);
-    while (!xd_reader_done(reader, 0))
+    while (!progress(reader, 0).done)
         ;
     xd_reader_cancel(reader);
     for (int i = 0; i < 6; i++)
@@ -370,8 +377,9 @@ static void refusals(void)
         CHECK_EQ(rec.live, 0);
         OK(xd_reader_run(reader, &err));
         OK(xd_reader_drain(reader, &err));
-        CHECK_EQ(xd_reader_done(reader, 0), 0);
-        CHECK_EQ(xd_reader_done(reader, 7), 0);
+        CHECK_EQ(progress(reader, 0).done, 0);
+        xd_progress found;
+        CHECK(!xd_reader_progress(reader, 2, &found) && !xd_reader_progress(reader, -1, &found));
         CHECK_EQ(xd_reader_refused(reader, 7), 0);
         xd_live live;
         xd_runtime_live(runtime, &live);
@@ -390,7 +398,7 @@ static void page_cache(void)
         CHECK_EQ(pread(plain, &byte, 1, at), 1);
     xd_reader *reader = open_reader(&piece, 1, (xd_reader_options){0});
     OK(xd_reader_run(reader, &err));
-    CHECK_EQ(xd_reader_direct(reader), 0);
+    CHECK_EQ(progress(reader, 0).direct, 0);
     check_bytes(to.address, 0, FILE_BYTES);
     xd_reader_close(&reader);
     xd_buffer_close(&to.buffer);
