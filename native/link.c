@@ -361,3 +361,18 @@ int xd_link_copy(xd_link *link, const xd_copy *copy, xd_error *err)
     pthread_mutex_unlock(&link->lock);
     return status;
 }
+
+int xd_link_drain(xd_link *link, xd_error *err)
+{
+    int status = xd_runtime_enter(link->runtime, "link_drain", err);
+    if (status)
+        return status;
+    pthread_mutex_lock(&link->lock);
+    if (!link->broken)
+        link->broken = !is_quiet(link);
+    if (link->broken)
+        status = xd_fail(err, XD_DEVICE_FAULT, 0, "link_drain", "copies from device %d to device %d do not end",
+                         link->src_device, link->dst_device);
+    pthread_mutex_unlock(&link->lock);
+    return status;
+}

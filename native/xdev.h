@@ -237,6 +237,8 @@ typedef struct xd_copy {
    no event that it recorded is pending, for the link has waited; what is in the destination is undefined. Where the
    wait failed too, the link is broken and every later copy on it is XD_DEVICE_FAULT. */
 int xd_link_copy(xd_link *link, const xd_copy *copy, xd_error *err);
+/* Waits until no copy is in flight. XD_DEVICE_FAULT if that cannot be brought about: the link is of no use then. */
+int xd_link_drain(xd_link *link, xd_error *err);
 int xd_link_path(const xd_link *link, uint64_t bytes);  /* XD_DIRECT or XD_STAGED */
 uint64_t xd_link_tile(const xd_link *link, uint64_t bytes); /* tile size a staged copy of this size uses */
 uint64_t xd_link_pinned_bytes(const xd_link *link);

@@ -153,6 +153,14 @@ cdef class Link:
             status = xd_link_copy(link, &copy, &err)
         check(status, &err)
 
+    def drain(self):
+        cdef xd_error err
+        cdef xd_link *link = self.alive()
+        cdef int status
+        with nogil:
+            status = xd_link_drain(link, &err)
+        check(status, &err)
+
     def path(self, uint64_t nbytes):
         return "direct" if xd_link_path(self.alive(), nbytes) == XD_DIRECT else "staged"
 

@@ -144,6 +144,7 @@ cdef extern from "xdev.h" nogil:
         xd_event *released
         xd_event *arrived
     int xd_link_copy(xd_link *link, const xd_copy *copy, xd_error *err)
+    int xd_link_drain(xd_link *link, xd_error *err)
     int xd_link_path(const xd_link *link, uint64_t bytes)
     uint64_t xd_link_tile(const xd_link *link, uint64_t bytes)
     uint64_t xd_link_pinned_bytes(const xd_link *link)

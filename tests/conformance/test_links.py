@@ -270,3 +270,17 @@ def test_closing_a_link_waits_for_its_copies(devices):
             with contextlib.closing(devices.runtime.link(src, dst, path=path, tile_bytes=TILE, tiles=2)) as link:
                 link.copy(target.address, source.address, 20_000, source_ready=ready)
             same(devices.download(target), pattern(20_000))
+
+
+def test_drain_waits_for_every_copy(devices):
+    for src, dst in devices.pairs:
+        for path in devices.paths(src, dst):
+            link = devices.link(src, dst, path=path, tile_bytes=TILE)
+            data = pattern(100 * TILE, 13)
+            source, target = devices.upload(src, data), devices.poisoned(dst, len(data))
+            arrived, released = devices.event(), devices.event()
+            link.copy(target.address, source.address, len(data), arrived=arrived, released=released)
+            link.drain()
+            assert arrived.done() and released.done()
+            same(devices.download(target), data)
+            link.drain()
