@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
+from time import monotonic, sleep
 from typing import Any, Self
 
-from pyxdev import adapters
-from pyxdev._native import Runtime, Stream
-from pyxdev.adapters import Activation, Layouts, Stopped
+from pyxdev._native import Runtime
+from pyxdev.adapters import Activation, Stopped
 from pyxdev.backends import open as open_backend
-from pyxdev.errors import Cancelled, Closed, DeviceFault, Error, InvalidArgument, OrderViolation, StageInterrupted
+from pyxdev.errors import Cancelled, Closed, DeviceFault, InvalidArgument, StageInterrupted
 from pyxdev.executor import plan as planning
-from pyxdev.executor.inputs import Inputs
-from pyxdev.executor.links import Links
-from pyxdev.executor.locks import Guests, Order
+from pyxdev.executor.line import Line, close_own
+from pyxdev.executor.order import Order
 from pyxdev.executor.plan import Plan, Stage
 from pyxdev.executor.progress import with_progress
-from pyxdev.executor.rest import PATIENCE, come_to_rest
-from pyxdev.executor.results import Fetch
-from pyxdev.executor.slots import Events, Leaving, Slot
-from pyxdev.executor.stages import BoundStage, Hop
+from pyxdev.executor.rest import PATIENCE
+from pyxdev.executor.slots import Slot
+from pyxdev.executor.stages import BoundStage
 from pyxdev.executor.tickets import Epoch, Microbatch, Ticket
 from pyxdev.settings import Settings, resolve
-
-log = logging.getLogger("pyxdev")
 
 GLANCE = 0.25  # seconds after which a blocked thread looks whether the executor was closed
 TICK = 1e-9  # seconds; the runtime's clock knows no less
@@ -77,7 +73,7 @@ class Executor:
         force_sync: object = None,
     ) -> None:
         self._order = Order()
-        self._guests = Guests()
+        self._guests: set[object] = set()  # one for each thread that waits for a result; close() lets them leave
         self._closed = False
         self._fault: DeviceFault | None = None
         self._epoch = Epoch()
@@ -86,73 +82,19 @@ class Executor:
         self._blocked_in_result = 0.0
         declared = planning.check_stages(stages)
         self._limit = planning.bound(in_flight, "in_flight", planning.automatic_in_flight(len(declared)))
-        self._depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, self._limit))
         changed = {"host_stage": host_stage, "gate": gate, "tile_mb": tile_mb}
         with ExitStack() as stack:
             if runtime is None:
                 settings = resolve({"backend": backend, "force_sync": force_sync, **changed})
                 runtime = open_backend(settings=settings, machine=machine)
-                stack.callback(_close_own, runtime)
+                stack.callback(close_own, runtime)
             else:
                 settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
             self._runtime = runtime
-            self._build(stack, settings, devices, declared, depth == "auto", adapter)
-            self._streams = [self._inputs.stream, *(stage.stream for stage in self._stages)]
-            stack.callback(_drain, runtime, self._streams)
+            self._line = Line(stack, runtime, settings, devices, declared, self._limit, depth, adapter)
             # Nothing in it refers to the executor, so it is also closed when the executor is collected, and before the
             # interpreter takes modules apart.
             self._closing = weakref.finalize(self, stack.pop_all().close)
-
-    def _build(
-        self,
-        stack: ExitStack,
-        settings: Settings,
-        devices: Iterable[int],
-        declared: list[Stage],
-        shrinks: bool,
-        adapter: str,
-    ) -> None:
-        runtime = self._runtime
-        count, backend = runtime.device_count, runtime.backend
-        ordinals = planning.check_ordinals(devices, count, backend)
-        placed = [
-            planning.check_ordinal(device, f"the device of stage {n}", count, backend)
-            for n, device in enumerate(planning.place(ordinals, declared))
-        ]
-        functions = [stage.fn for stage in declared]
-        names = [adapters.choose(stage.adapter or adapter, runtime, functions) for stage in declared]
-        layouts = Layouts()
-        self._leaving = stack.enter_context(closing(Leaving(self._limit)))
-        self._ends = stack.enter_context(closing(Events(runtime)))
-        self._stages = [
-            stack.enter_context(
-                closing(
-                    BoundStage(
-                        runtime,
-                        stage,
-                        n,
-                        device,
-                        self._limit,
-                        self._depth,
-                        shrinks,
-                        adapters.make(name, layouts),
-                        self._leaving,
-                    )
-                )
-            )
-            for n, (stage, device, name) in enumerate(zip(declared, placed, names, strict=True))
-        ]
-        self._first, self._last = self._stages[0], self._stages[-1]
-        self._links = stack.enter_context(closing(Links(runtime, settings)))
-        self._hops = [
-            Hop(self._links.between(producer.device, consumer.device), producer, consumer)
-            for producer, consumer in zip(self._stages, self._stages[1:], strict=False)
-        ]
-        self._inputs = stack.enter_context(
-            closing(Inputs(runtime, self._first, self._last, layouts, self._limit, self._links))
-        )
-        self._fetch = stack.enter_context(closing(Fetch(runtime, self._last.device)))
-        self._throttle = stack.enter_context(closing(runtime.throttle(self._limit)))
 
     # ---- submitting ----
 
@@ -166,51 +108,52 @@ class Executor:
         Raises InvalidArgument for what cannot be sent, Cancelled for a ticket without a result, DeviceFault once a
         device has failed, Closed.
         """
-        with self._order:
-            self._check()
-            source = self._inputs.read(x, self)
-            if self._epoch.over:
-                self._epoch = Epoch()
-            self._raise_interrupt()
-            if self._epoch.failed is not None:
-                batch = Microbatch(self._submitted, -1, self._epoch, self._ends)
-                self._submitted += 1
-                return Ticket(self, batch)
-            batch = self._admit()
-            self._enqueue(batch, source)
-            self._raise_interrupt()
+        return self._order.run(partial(self._submit, x))
+
+    def _submit(self, x: Any) -> Ticket:
+        self._check()
+        source = self._line.inputs.read(x, self)
+        if self._epoch.over:
+            self._epoch = Epoch()
+        self._raise_interrupt()
+        if self._epoch.failed is not None:
+            batch = Microbatch(self._submitted, -1, self._epoch, self._line.ends)
+            self._submitted += 1
             return Ticket(self, batch)
+        batch = self._admit()
+        self._enqueue(batch, source)
+        self._raise_interrupt()
+        return Ticket(self, batch)
 
     def _admit(self) -> Microbatch:
         """Waits for a place among those in flight."""
         try:
-            while not self._throttle.admit(GLANCE):
+            self._line.throttle.withdraw()  # what Ctrl-C left here before it was queued; nothing otherwise
+            while not self._line.throttle.admit(GLANCE):
                 self._check()
-            batch = Microbatch(self._submitted, self._turn, self._epoch, self._ends)
-            self._submitted += 1
-            self._turn += 1
-        except BaseException as error:
-            self._throttle.withdraw()
-            if isinstance(error, DeviceFault):
-                self._fault = error
+        except DeviceFault as fault:
+            self._fault = fault
             raise
+        batch = Microbatch(self._submitted, self._turn, self._epoch, self._line.ends)
+        self._submitted += 1
         return batch
 
     def _enqueue(self, batch: Microbatch, source: Activation) -> None:
         """The whole way of a microbatch."""
-        stage = self._first
+        line = self._line
+        stage = line.first
         try:
-            self._leaving.sweep(batch.turn)
-            slot = self._inputs.send(batch, source)
+            line.leaving.sweep(batch.turn)
+            slot = line.inputs.send(batch, source)
             activation = stage.run(batch, slot, source.value)
-            for hop in self._hops:
+            for hop in line.hops:
                 stage = hop.consumer
                 slot = hop.send(batch, activation)
                 activation = stage.run(batch, slot, activation.value)
             batch.end.record(stage.stream)
             activation.ready = batch.end
             batch.output = activation
-            self._throttle.retire(stage.stream)
+            self._leave(batch, stage)
         except Stopped:
             self._leave_early(batch, stage, slot)
         except BaseException as error:
@@ -218,12 +161,17 @@ class Executor:
             if not isinstance(error, Exception):
                 raise
 
+    def _leave(self, batch: Microbatch, stage: BoundStage) -> None:
+        """The place in flight is given back when the stage's stream gets here."""
+        self._line.throttle.retire(stage.stream)
+        self._turn = batch.turn + 1
+
     def _leave_early(self, batch: Microbatch, stage: BoundStage, slot: Slot) -> None:
         """A stage raised. What it and those before it have queued is covered by events as ever."""
         try:
             slot.free.record(stage.stream)
             batch.end.record(stage.stream)
-            self._throttle.retire(stage.stream)
+            self._leave(batch, stage)
         except BaseException as error:
             self._recover(batch, stage, error)
             if not isinstance(error, Exception):
@@ -232,14 +180,15 @@ class Executor:
     def _recover(self, batch: Microbatch, stage: BoundStage, error: BaseException) -> None:
         """Something other than a stage failed half way, so that no event tells what is still running: the host waits
         for all of it. Where that fails too, the executor is of no more use."""
-        slots = [slot for one in self._stages for slot in one.slots.ring]
-        try:
-            if isinstance(error, DeviceFault):
-                raise error
-            come_to_rest(self._streams, [event for slot in slots for event in (slot.arrived, slot.free)])
-        except DeviceFault as fault:
-            self._fault = fault
-        self._throttle.withdraw()
+        if isinstance(error, DeviceFault):
+            self._fault = error
+        else:
+            try:
+                self._line.come_to_rest()
+            except DeviceFault as fault:
+                self._fault = fault
+        self._line.throttle.withdraw()
+        self._turn = batch.turn + 1
         error.add_note(f"in stage {stage.index} ({stage.name}), microbatch {batch.index}")
         if isinstance(error, Exception):
             batch.fail(error)
@@ -267,28 +216,37 @@ class Executor:
 
     def is_over(self, batch: Microbatch) -> bool:
         """Whether result_of() would return or raise at once."""
-        with self._guests:
+        guest = object()
+        try:
+            self._guests.add(guest)
             if batch.cancelled or self._closed or self._fault is not None or batch.outcome() is not None:
                 return True
-            try:
-                return batch.end.done()
-            except DeviceFault as error:
-                self._fault = error
-                return True
+            return batch.end.done()
+        except DeviceFault as fault:
+            self._fault = fault
+            return True
+        finally:
+            self._guests.discard(guest)
 
     def result_of(self, batch: Microbatch, timeout: float | None) -> Any:
         """See Ticket.result()."""
         if timeout is not None and not timeout >= 0:
             raise InvalidArgument(f"timeout is {timeout!r}; seconds from 0 up, or None for no limit, are allowed")
-        with self._guests:
+        guest = object()
+        try:
+            self._guests.add(guest)
             self._check()
-            error = self._reason(batch)
-            if error is None:
+            if _reason(batch) is None:
                 self._wait(batch, timeout)
-                error = self._reason(batch)
+            error = _reason(batch)
             if error is None:
                 assert batch.output is not None  # no error, so the last stage has set it
-                return self._take(batch.output)
+                return self._line.last.adapter.result(self._line.last, self._line.fetch, batch.output)
+        except DeviceFault as fault:
+            self._fault = self._fault or fault
+            raise
+        finally:
+            self._guests.discard(guest)
         if self._epoch.failed is batch:
             self._epoch = Epoch()
         raise error
@@ -303,44 +261,20 @@ class Executor:
                 now = self._runtime.clock()
                 if end - now < TICK:
                     raise TimeoutError(f"microbatch {batch.index} is not through after {timeout:g} s")
-        except DeviceFault as fault:
-            self._fault = fault
-            self._check()
         finally:
             self._blocked_in_result += self._runtime.clock() - begin
-
-    def _take(self, output: Activation) -> Any:
-        try:
-            return self._last.adapter.result(self._last, self._fetch, output)
-        except DeviceFault as fault:
-            self._fault = fault
-            raise
-
-    def _reason(self, batch: Microbatch) -> BaseException | None:
-        return Cancelled(f"microbatch {batch.index}: cancelled") if batch.cancelled else batch.outcome()
 
     # ---- the rest ----
 
     def plan(self) -> Plan:
         """Devices, links and memory as they are now."""
-        memory: dict[int, int] = {}
-        for stage in self._stages:
-            memory[stage.device] = memory.get(stage.device, 0) + stage.slots.nbytes + stage.blocks.nbytes
-        links = self._links.plan()
-        return Plan(
-            stages=tuple(stage.plan() for stage in self._stages),
-            links=links,
-            in_flight=self._limit,
-            depth=self._depth,
-            pinned=sum(link.pinned for link in links) + self._inputs.pinned_bytes + self._fetch.pinned_bytes,
-            memory=memory,
-        )
+        return self._line.plan()
 
     def stats(self) -> Stats:
         """What has happened so far."""
         self._check()
-        blocked = {"admit": self._throttle.blocked, "result": self._blocked_in_result}
-        return Stats(self._submitted, self._throttle.in_flight, blocked)
+        blocked = {"admit": self._line.throttle.blocked, "result": self._blocked_in_result}
+        return Stats(self._submitted, self._line.throttle.in_flight, blocked)
 
     @property
     def runtime(self) -> Runtime:
@@ -355,9 +289,13 @@ class Executor:
         """Waits until what is in flight is through, for 30 s at most, and gives everything back. Results not taken are
         lost. Closing twice is harmless."""
         self._closed = True  # whoever is blocked sees it and leaves
-        with self._order:
-            self._guests.wait_until_gone()
-            self._closing()
+        self._order.run(self._close)
+
+    def _close(self) -> None:
+        end = monotonic() + PATIENCE
+        while self._guests and monotonic() < end:
+            sleep(0.001)
+        self._closing()
 
     def __enter__(self) -> Self:
         self._check()
@@ -371,7 +309,7 @@ class Executor:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        devices = [stage.device for stage in self._stages]
+        devices = [stage.device for stage in self._line.stages]
         return f"<pyxdev.Executor of {len(devices)} stages on devices {devices}{', closed' if self._closed else ''}>"
 
     def _check(self) -> None:
@@ -400,27 +338,6 @@ def _changed(runtime: Runtime, changed: Mapping[str, object], **fixed: object) -
     return replace(settings, **given)
 
 
-def _close_own(runtime: Runtime) -> None:
-    """Results that the caller still has keep the executor's own runtime; the last of them closes it."""
-    live = runtime.live()
-    if live.buffers and live.streams + live.events + live.links + live.rings + live.throttles + live.readers == 0:
-        runtime.managed = True
-    else:
-        runtime.close()
-
-
-def _drain(runtime: Runtime, streams: list[Stream]) -> None:
-    """Waits for the streams, PATIENCE altogether."""
-    try:
-        end = runtime.clock() + PATIENCE
-        for stream in streams:
-            if not stream.synchronize(max(0.0, end - runtime.clock())):
-                log.error(
-                    "device %d is still at work %g s after close(); its memory is freed all the same",
-                    stream.device,
-                    PATIENCE,
-                )
-    except OrderViolation:
-        raise
-    except Error as error:
-        log.debug("closing without waiting: %s", error)
+def _reason(batch: Microbatch) -> BaseException | None:
+    """Why there is no result."""
+    return Cancelled(f"microbatch {batch.index}: cancelled") if batch.cancelled else batch.outcome()

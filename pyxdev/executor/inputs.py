@@ -197,7 +197,7 @@ class Inputs:
             room = max(nbytes, pinned.nbytes + pinned.nbytes // 2)
             pinned.close()
             pinned.nbytes = 0
-            pinned.buffer = self._runtime.buffer(HOST, room)
+            pinned.buffer = self._runtime.buffer(HOST, room, managed=True)
             pinned.address, pinned.nbytes = pinned.buffer.address, room
             pinned.memory = np.frombuffer(memoryview(pinned.buffer), np.uint8)
         if self._checked:

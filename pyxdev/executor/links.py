@@ -29,6 +29,10 @@ class Links:
         self._open[src, dst] = link, pair
         return link
 
+    def all(self) -> list[Link]:
+        """Those that are open."""
+        return [link for link, _ in self._open.values()]
+
     def plan(self) -> tuple[LinkPlan, ...]:
         return tuple(
             LinkPlan(src, dst, pair.path, pair.why, 0 if link.closed else link.pinned_bytes)

@@ -125,14 +125,18 @@ def check_stages(stages: Any) -> list[Stage]:
     return checked
 
 
-def place(devices: Sequence[int], stages: Sequence[Stage]) -> list[int]:
+def place(devices: Any, stages: Sequence[Stage], count: int, backend: str) -> list[int]:
     """The device of each stage: its own, or else one device after the other, in equal shares of neighbouring stages."""
-    if len(devices) > len(stages):
+    ordinals = check_ordinals(devices, count, backend)
+    if len(ordinals) > len(stages):
         raise InvalidArgument(
-            f"there are {len(devices)} devices for {len(stages)} stages; at most one device for each stage is allowed"
+            f"there are {len(ordinals)} devices for {len(stages)} stages; at most one device for each stage is allowed"
         )
-    spread = [devices[n * len(devices) // len(stages)] for n in range(len(stages))]
-    return [spread[n] if stage.device is None else stage.device for n, stage in enumerate(stages)]
+    spread = [ordinals[n * len(ordinals) // len(stages)] for n in range(len(stages))]
+    return [
+        spread[n] if stage.device is None else check_ordinal(stage.device, f"the device of stage {n}", count, backend)
+        for n, stage in enumerate(stages)
+    ]
 
 
 def bound(value: Any, what: str, automatic: int) -> int:

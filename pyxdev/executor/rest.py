@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyxdev._native import Event, Stream
+from pyxdev._native import Link, Stream
 from pyxdev.errors import DeviceFault
 
 PATIENCE = 30.0  # seconds, of the runtime's clock, that closing and cleaning up give work in flight
 
 
-def come_to_rest(streams: Iterable[Stream], events: Iterable[Event] = ()) -> None:
-    """Returns when all that was queued on the streams, and all that the events stand for, is over.
+def come_to_rest(streams: Iterable[Stream], links: Iterable[Link] = ()) -> None:
+    """Returns when all that was queued on the streams and on the links' own is over.
 
     Raises DeviceFault if it is not, or if that cannot be known: then nothing may use the memory again.
     """
@@ -19,9 +19,8 @@ def come_to_rest(streams: Iterable[Stream], events: Iterable[Event] = ()) -> Non
         for stream in streams:
             if not stream.synchronize(PATIENCE):
                 raise DeviceFault(f"device {stream.device} did not come to rest in {PATIENCE:g} s")
-        for event in events:
-            if not event.wait(PATIENCE):
-                raise DeviceFault(f"device {event.device} did not come to rest in {PATIENCE:g} s")
+        for link in links:
+            link.drain()
     except DeviceFault:
         raise
     except BaseException as error:

@@ -72,7 +72,7 @@ class Fetch:
             if self._buffer is not None:
                 self._buffer.close()
                 self._buffer = None
-            self._buffer = self._runtime.buffer(HOST, nbytes)
+            self._buffer = self._runtime.buffer(HOST, nbytes, managed=True)
             self.pinned_bytes = nbytes
         return self._buffer
 

@@ -111,9 +111,9 @@ class Slots:
 
     def _grow(self, slot: Slot, turn: int, nbytes: int) -> None:
         try:
-            buffer = self._runtime.buffer(self._device, max(nbytes, slot.nbytes + slot.nbytes // 2))
+            buffer = self._runtime.buffer(self._device, max(nbytes, slot.nbytes + slot.nbytes // 2), managed=True)
         except OutOfMemory:
-            buffer = self._runtime.buffer(self._device, nbytes)
+            buffer = self._runtime.buffer(self._device, nbytes, managed=True)
         if slot.buffer is not None:
             self._leaving.add(slot.buffer, turn)
         slot.views.clear()
@@ -170,7 +170,7 @@ class Blocks:
             buffer = self._free.pop()
             self._all.remove(buffer)
             self._leaving.add(buffer, turn)
-        buffer = self._runtime.buffer(self._device, nbytes)
+        buffer = self._runtime.buffer(self._device, nbytes, managed=True)
         self._all.append(buffer)
         return Lease(buffer, self._free)
 

@@ -254,6 +254,41 @@ def test_ctrl_c_anywhere_leaves_a_usable_executor(seed: int) -> None:
         assert executor.stats().in_flight == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_ctrl_c_at_every_moment(seed: int) -> None:
+    """The same, many times, with a pipeline of nothing but pyxdev's own code."""
+    choose = random.Random(seed)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    gc.collect()  # Python loses an interrupt that hits a __del__, such as that of an earlier test's executor
+    before = signal.signal(signal.SIGALRM, interrupt)
+    done = 0
+    try:
+        with Executor([0, 1], [lambda x: x, lambda x: x], host_stage="0", machine=machine(2, seed)) as executor:
+            first = executor.submit(np.zeros(3))
+            executor.submit((first, executor.submit(np.ones(3)))).result()
+            for _ in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 + choose.random() ** 3 * 1e-2)
+                    tickets = [executor.submit(np.full(3, n)) for n in range(6)]
+                    tickets.append(executor.submit((first, tickets[-1])))
+                    for ticket in tickets:
+                        ticket.result()
+                        done += ticket.done()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    pass
+                assert executor.submit(np.full(3, 7)).result()[0] == 7
+                assert executor.stats().in_flight == 0
+            assert not executor._guests
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert done
+
+
 def test_ctrl_c_in_a_stage_is_both_errors() -> None:
     with Executor([0], [Stage(Failing(1, error=KeyboardInterrupt()), out=lambda x: x)], machine=machine(1)) as executor:
         first = executor.submit(inputs()[0])

@@ -177,7 +177,7 @@ MUTATIONS: list[Mutation] = [
     (
         "bound in flight",
         executor.Executor._admit,
-        "while not self._throttle.admit(GLANCE):",
+        "while not self._line.throttle.admit(GLANCE):",
         "while False:",
         slow_first,
     ),

@@ -1,0 +1,99 @@
+"""All that a pipeline consists of, opened together and closed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+
+from pyxdev import adapters
+from pyxdev._native import Runtime, Stream
+from pyxdev.adapters import Layouts
+from pyxdev.errors import Error, OrderViolation
+from pyxdev.executor import plan as planning
+from pyxdev.executor.inputs import Inputs
+from pyxdev.executor.links import Links
+from pyxdev.executor.plan import Plan, Stage
+from pyxdev.executor.rest import PATIENCE, come_to_rest
+from pyxdev.executor.results import Fetch
+from pyxdev.executor.slots import Events, Leaving
+from pyxdev.executor.stages import BoundStage, Hop
+from pyxdev.settings import Settings
+
+log = logging.getLogger("pyxdev")
+
+
+class Line:
+    """The stages of an executor and what is between them. The stack closes them, the last opened first; it begins by
+    waiting for what is in flight."""
+
+    def __init__(
+        self, stack: ExitStack, runtime: Runtime, settings: Settings, devices: Iterable[int], declared: list[Stage],
+        in_flight: int, depth: int | str, adapter: str,
+    ) -> None:  # fmt: skip
+        self.in_flight = in_flight
+        self.depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, in_flight))
+        placed = planning.place(devices, declared, runtime.device_count, runtime.backend)
+        names = [adapters.choose(stage.adapter or adapter, runtime, [one.fn for one in declared]) for stage in declared]
+        layouts = Layouts()
+        self.leaving = stack.enter_context(closing(Leaving(in_flight)))
+        self.ends = stack.enter_context(closing(Events(runtime)))
+        self.stages: list[BoundStage] = []
+        for n, (stage, device, name) in enumerate(zip(declared, placed, names, strict=True)):
+            bound = BoundStage(
+                runtime, stage, n, device, in_flight, self.depth, depth == "auto", adapters.make(name, layouts),
+                self.leaving,
+            )  # fmt: skip
+            self.stages.append(stack.enter_context(closing(bound)))
+        self.first, self.last = self.stages[0], self.stages[-1]
+        self.links = stack.enter_context(closing(Links(runtime, settings)))
+        self.hops = [
+            Hop(self.links.between(producer.device, consumer.device), producer, consumer)
+            for producer, consumer in zip(self.stages, self.stages[1:], strict=False)
+        ]
+        inputs = Inputs(runtime, self.first, self.last, layouts, in_flight, self.links)
+        self.inputs = stack.enter_context(closing(inputs))
+        self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))
+        self.throttle = stack.enter_context(closing(runtime.throttle(in_flight)))
+        self._streams = [self.inputs.stream, *(stage.stream for stage in self.stages)]
+        stack.callback(_drain, runtime, self._streams)
+
+    def come_to_rest(self) -> None:
+        """Waits until nothing of it is running. Raises DeviceFault if that does not come about."""
+        come_to_rest(self._streams, self.links.all())
+
+    def plan(self) -> Plan:
+        memory: dict[int, int] = {}
+        for stage in self.stages:
+            memory[stage.device] = memory.get(stage.device, 0) + stage.slots.nbytes + stage.blocks.nbytes
+        links = self.links.plan()
+        return Plan(
+            stages=tuple(stage.plan() for stage in self.stages),
+            links=links,
+            in_flight=self.in_flight,
+            depth=self.depth,
+            pinned=sum(link.pinned for link in links) + self.inputs.pinned_bytes + self.fetch.pinned_bytes,
+            memory=memory,
+        )
+
+
+def _drain(runtime: Runtime, streams: list[Stream]) -> None:
+    """Waits for the streams, PATIENCE altogether. What goes wrong with a device does not keep anything from closing."""
+    try:
+        end = runtime.clock() + PATIENCE
+        for stream in streams:
+            if not stream.synchronize(max(0.0, end - runtime.clock())):
+                log.error("device %d is still busy %g s after close(); memory is freed", stream.device, PATIENCE)
+    except OrderViolation:
+        raise
+    except Error as error:
+        log.debug("closing without waiting: %s", error)
+
+
+def close_own(runtime: Runtime) -> None:
+    """Closes an executor's own runtime; where the caller still has results on its devices, the last of them does."""
+    live = runtime.live()
+    if live.buffers and live.streams + live.events + live.links + live.rings + live.throttles + live.readers == 0:
+        runtime.managed = True
+    else:
+        runtime.close()
