@@ -152,7 +152,8 @@ class TorchAdapter:
         if self._stream is None:
             external: Any = torch.cuda.ExternalStream
             self._stream = external(stage.stream.handle, device=stage.device)
-        return torch.cuda.stream(self._stream)
+        current: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
+        return current
 
     def _make_views(self, stage: BoundStage, slot: Slot, incoming: Value) -> Views:
         layout = incoming.layout

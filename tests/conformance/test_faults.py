@@ -120,21 +120,27 @@ SCENES = {
 }
 
 
+def bare(error):
+    """The driver's error alone: the frames of the others' tracebacks would hold what they made."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return type(error)(str(error), status=error.status, operation=error.operation)
+
+
 def attempt(new_driver, scene, at, sticky, status):
-    """Runs the scene with this call failing. Returns the error, if any, and whether the call was reached. The error has
-    no traceback, whose frames would hold what they made."""
+    """Runs the scene with this call failing. Returns the error, if any, and whether the call was reached."""
     driver = FaultDriver(new_driver())
     driver.arm(at, sticky=sticky, status=status)
     try:
         runtime = Runtime(driver)
     except Error as caught:
-        return caught.with_traceback(None), driver.calls >= at
+        return bare(caught), driver.calls >= at
     error = None
     try:
         for _ in SCENES[scene](runtime):
             pass
     except Error as caught:
-        error = (caught.__cause__ or caught).with_traceback(None)
+        error = bare(caught)
     gc.collect()
     left = runtime.live()
     assert not left.any(), f"call {at} failing ({error}) left {left}"
