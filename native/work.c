@@ -157,9 +157,9 @@ static int extend(xd_work *work, lane *lane, xd_job *job, uint64_t limit)
     uint64_t offset = item->piece.offset + lane->taken;
     uint64_t at = item->piece.address + lane->taken - job->address; /* huge where the address is below the job's */
     if (job->source != &work->sources[item->source] || offset < extent->end || offset >= limit ||
-        at < extent->bytes || at >= work->room)
+        at >= work->room)
         return 0;
-    uint64_t file_gap = offset - extent->end, gap = at - extent->bytes;
+    uint64_t file_gap = offset - extent->end, gap = at - extent->bytes; /* huge if it is below the image's end */
     int splits = file_gap != gap;
     if (gap >= XD_SOURCE_PAGE || file_gap > gap || (splits && extent->spans == XD_SOURCE_MAX_SPANS))
         return 0;
