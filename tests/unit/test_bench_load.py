@@ -39,8 +39,8 @@ def test_cold_is_cold(tmp_path: Path) -> None:
 
 def test_it_runs_on_simulated_devices(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    command = [sys.executable, ROOT / "bench" / "load.py", "--backend", "sim", "--quick", "--folder", tmp_path, "--only",
-               "many", "--conditions", "warm", "--counts", "2", "--loaders", "pyxdev", "--out", out]  # fmt: skip
+    flags = "--backend sim --quick --only many --conditions warm --counts 2 --loaders pyxdev".split()
+    command = [sys.executable, ROOT / "bench" / "load.py", *flags, "--folder", tmp_path, "--out", out]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     loads = [row for row in rows if row["method"] == "pyxdev"]
