@@ -1,5 +1,5 @@
-"""More of what goes wrong on other people's machines: host memory that the copy engines read, uploads that are not there
-yet, and Python on threads that hold the driver. The numbers are those of tests/unit/test_sim_cases.py's collection.
+"""More of what goes wrong on other people's machines: host memory that the copy engines read, uploads that are not
+there yet, and Python on threads that hold the driver. The numbers are those of tests/unit/test_sim_cases.py.
 """
 
 import ctypes
