@@ -1,0 +1,173 @@
+"""Torch stages on real GPUs: `pytest tests/conformance/test_executor_torch.py --pyxdev-backend=cuda`.
+
+Where there is no GPU, tests/unit/test_executor_torch.py runs the adapter over the memory of simulated devices.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from pyxdev import Executor
+from pyxdev.errors import StageError
+
+
+@pytest.fixture
+def torch(pyxdev_backend):
+    if pyxdev_backend == "sim":
+        pytest.skip("torch stages run on GPUs; simulated devices have tests of their own")
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU here")
+    return torch
+
+
+def blocks(torch, devices, width=256):
+    """One module on each device."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(width, width)
+            self.norm = torch.nn.LayerNorm(width)
+
+        def forward(self, x):
+            return x + torch.relu(self.linear(self.norm(x)))
+
+    torch.manual_seed(1)
+    return [Block().to(f"cuda:{device}") for device in devices]
+
+
+def by_hand(torch, stages, devices, x):
+    for stage, device in zip(stages, devices, strict=True):
+        x = stage(x.to(f"cuda:{device}"))
+    return x
+
+
+@pytest.mark.parametrize("host_stage", ["1", "auto"])
+@pytest.mark.parametrize("depth, in_flight", [(1, 1), (1, 6), (2, 8), ("auto", "auto")])
+def test_modules_give_the_bits_of_running_in_order(torch, runtime, seed, host_stage, depth, in_flight):
+    devices = [n % runtime.device_count for n in range(3)]
+    stages = blocks(torch, devices)
+    xs = [torch.randn(200 + n, 256, device="cuda:0") for n in range(12)]
+    with torch.no_grad():
+        wanted = [by_hand(torch, stages, devices, x) for x in xs]
+        options = {"depth": depth, "in_flight": in_flight, "host_stage": host_stage}
+        with Executor(devices, stages, runtime=runtime, **options) as pipeline:
+            assert {stage.adapter for stage in pipeline.plan().stages} == {"torch"}
+            for _ in range(3):
+                got = list(pipeline.map(xs))
+                assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            assert got[0].device.index == devices[-1]
+
+
+def test_the_callers_stream_and_device_stay_and_order_the_data(torch, runtime):
+    """Inputs are read after what the caller has queued, results can be used at once on his stream, both may be dropped
+    or overwritten right away."""
+    devices = [0, runtime.device_count - 1]
+    with Executor(devices, [lambda x: x * 2, lambda x: x + 1], runtime=runtime) as pipeline:
+        theirs = torch.cuda.Stream(device=devices[-1])
+        with torch.cuda.stream(theirs):
+            x = torch.empty(1 << 20, device=f"cuda:{devices[-1]}")
+            tickets = []
+            for n in range(20):
+                torch.cuda._sleep(1_000_000)
+                x.fill_(n)
+                tickets.append(pipeline.submit(x))
+                assert torch.cuda.current_stream(devices[-1]) == theirs
+            total = 0
+            for n, ticket in enumerate(tickets):
+                y = ticket.result()
+                total = total + (y - (2 * n + 1)).abs().max()
+                del y
+            assert total.item() == 0
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("kind", ["static", "cache", "input", "strided", "inplace"])
+def test_outputs_that_others_refer_to(torch, runtime, kind):
+    device = f"cuda:{runtime.device_count - 1}"
+    static = torch.zeros(300, 400, device="cuda:0")
+
+    def stage(x):
+        if kind == "static":
+            return torch.add(x, 1, out=static)
+        if kind == "cache":
+            static.copy_(x).add_(1)
+            return static[:, :200]
+        if kind == "strided":
+            return (x + 1).T
+        return x.add_(1) if kind == "inplace" else x
+
+    def last(x):
+        assert x.device == torch.device(device) and x.is_contiguous()
+        torch.cuda._sleep(200_000)
+        return x * 1
+
+    with Executor([0, runtime.device_count - 1], [stage, last], runtime=runtime, in_flight=6, depth=1) as pipeline:
+        xs = [torch.full((300, 400), float(n)) for n in range(15)]
+        for n, y in enumerate(pipeline.map(xs)):
+            assert (y == n + (kind != "input")).all().item(), n
+
+
+def test_memory_of_torch_stays_bounded(torch, runtime):
+    devices = [0, runtime.device_count - 1]
+    stages = blocks(torch, devices)
+    xs = [torch.randn(2000, 256, device="cuda:0")] * 10
+    with torch.no_grad(), Executor(devices, stages, runtime=runtime) as pipeline:
+        reserved = []
+        for _ in range(6):
+            for _ in pipeline.map(xs):
+                pass
+            reserved.append([torch.cuda.memory_reserved(device) for device in devices])
+        assert reserved[-1] == reserved[2]
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_token_loops(torch, runtime, sequences):
+    devices = list(range(runtime.device_count))
+    stages = blocks(torch, devices)
+    xs = [torch.randn(8, 256, device="cuda:0") for _ in range(sequences)]
+    with torch.no_grad(), Executor(devices, stages, runtime=runtime) as pipeline:
+        tickets = [pipeline.submit(x) for x in xs]
+        for _ in range(10):
+            tickets = [pipeline.submit(ticket) for ticket in tickets]
+        for ticket, x in zip(tickets, xs, strict=True):
+            for _ in range(11):
+                x = by_hand(torch, stages, devices, x)
+            assert torch.equal(ticket.result(), x)
+
+
+def test_host_inputs_of_torch_and_numpy(torch, runtime):
+    choose = random.Random(1)
+    with Executor([0], [lambda x: (x["a"] * x["n"], x["b"])], runtime=runtime) as pipeline:
+        for n in range(10):
+            size = choose.choice([0, 1, 1000, 100_000])
+            a, b = torch.full((size,), 2.0), np.full((size, 2), n, np.int32)
+            ticket = pipeline.submit({"a": a, "b": b, "n": n})
+            a.zero_()
+            b[:] = 0
+            x, y = ticket.result()
+            assert x.shape == (size,) and (x == 2 * n).all().item() and (y == n).all().item()
+
+
+def test_errors(torch, runtime):
+    def fails(x):
+        if x[0].item() == 2:
+            raise RuntimeError("here")
+        return x + 1
+
+    def keeps(x, kept=[]):  # noqa: B006
+        kept.append(x)
+        return x + 1
+
+    with Executor([0], [fails], runtime=runtime) as pipeline:
+        tickets = [pipeline.submit(torch.full((9,), float(n))) for n in range(4)]
+        with pytest.raises(StageError, match="microbatch 2"):
+            tickets[2].result()
+        assert pipeline.submit(torch.ones(9)).result()[0].item() == 2
+        del tickets
+    with Executor([0], [keeps], runtime=runtime) as pipeline:
+        with pytest.raises(StageError, match="kept a tensor of its input"):
+            pipeline.submit(torch.ones(9)).result()
+        keeps.__defaults__[0].clear()
