@@ -357,7 +357,7 @@ def test_82_a_lost_device_then_everything_is_closed(recwarn):
         with pytest.raises(DeviceFault, match="device 1 has failed"):
             list(executor.map(np.zeros(8, np.int64) for _ in range(20)))
         with pytest.raises(DeviceFault):
-            executor.submit(np.zeros(8, np.int64)).result()
+            executor.submit(np.zeros(8, np.int64))
         executor.close()
         assert not runtime.live().any()
         with Executor([0], [add_one], runtime=runtime) as alone:
