@@ -616,7 +616,7 @@ def test_verify_finds_a_changed_byte(
 def test_progress(
     runtime: Runtime, models: dict[str, Path], faults: Faults, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    with_faults(monkeypatch, faults, nap=20_000)
+    with_faults(monkeypatch, faults, nap=20_000 * threads)
     seen: list[Progress] = []
     with load(models["gguf"], runtime=runtime, threads=threads, progress=seen.append) as weights:
         total = weights.report.nbytes
