@@ -169,6 +169,20 @@ static void restore(const scope *in)
         in->c->cu.cuCtxPopCurrent(&popped);
 }
 
+/* A thread that has the context current already is spared the push and the pop around every call. */
+static int cuda_settle(xd_driver *driver, int device, int on, xd_error *err)
+{
+    cuda *c = (cuda *)driver;
+    cu_context context;
+    int status = context_of(c, device, &context, "settle", err);
+    if (status != XD_OK)
+        return status;
+    cu_result code = on ? c->cu.cuCtxPushCurrent(context) : c->cu.cuCtxPopCurrent(&context);
+    if (code == CU_SUCCESS)
+        return XD_OK;
+    return fail(c, status_of(code), code, on ? "cuCtxPushCurrent" : "cuCtxPopCurrent", device, "settle", err);
+}
+
 /* make_current for everything but freeing, which still works on a failed device. */
 static int enter(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
 {
@@ -674,6 +688,7 @@ int xd_cuda_create(xd_driver **out, const xd_symbol *symbols, size_t count, xd_e
         .copy = cuda_copy,
         .fill = cuda_fill,
         .launch = cuda_launch,
+        .settle = cuda_settle,
     };
     *out = &c->driver;
     return XD_OK;

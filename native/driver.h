@@ -61,6 +61,9 @@ struct xd_driver {
     uint64_t (*clock)(xd_driver *driver);
     /* The host reads or writes these bytes now. Default: nothing. */
     int (*host_access)(xd_driver *driver, const void *address, uint64_t bytes, int write, xd_error *err);
+    /* on: the calling thread is about to make many calls for this device, and keeps it current until the same call with
+       on = 0 puts back what was before. Default: nothing. */
+    int (*settle)(xd_driver *driver, int device, int on, xd_error *err);
 };
 
 /* ---- the drivers ---- */

@@ -85,6 +85,7 @@ FALLIBLE(event_wait, (xd_driver * driver, int device, void *event, uint64_t time
          event, timeout, done, err)
 FALLIBLE(host_access, (xd_driver * driver, const void *address, uint64_t bytes, int write, xd_error *err), address,
          bytes, write, err)
+FALLIBLE(settle, (xd_driver * driver, int device, int on, xd_error *err), device, on, err)
 
 static int fault_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err)
 {
@@ -141,6 +142,7 @@ int xd_fault_create(xd_driver **out, xd_driver *inner, xd_error *err)
         .event_wait = inner->event_wait ? fault_event_wait : NULL,
         .clock = inner->clock ? fault_clock : NULL,
         .host_access = inner->host_access ? fault_host_access : NULL,
+        .settle = inner->settle ? fault_settle : NULL,
     };
     f->inner = inner;
     pthread_mutex_init(&f->lock, NULL);

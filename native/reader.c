@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "hash.h"
+#include "marks.h"
 #include "work.h"
 
 enum {
@@ -20,12 +21,6 @@ typedef struct lane {
     _Atomic uint64_t done, direct, last; /* bytes handed over, of them read directly, and when the last of them were */
 } lane;
 
-/* What one copy brought to a device. */
-typedef struct mark {
-    int device;
-    uint64_t address, bytes, hash;
-} mark;
-
 struct xd_reader {
     xd_runtime *runtime;
     const xd_io *calls;
@@ -40,10 +35,8 @@ struct xd_reader {
     xd_error first;  /* the error behind it */
     _Atomic int64_t failed;
 
-    mark *marks; /* under verify, of every copy so far */
-    size_t mark_count, mark_room, marks_checked;
-
     xd_work *work;
+    xd_marks marks; /* under verify, of every copy so far */
     lane lanes[]; /* one a device */
 };
 
@@ -152,20 +145,45 @@ void xd_reader_close(xd_reader **at)
     pthread_mutex_destroy(&reader->lock);
     xd_runtime_count(reader->runtime, XD_LIVE_READERS, -1);
     xd_work_close(&reader->work);
-    free(reader->marks);
+    xd_marks_close(&reader->marks);
     free(reader);
     *at = NULL;
 }
 
 /* ---- the queue ---- */
 
-/* Returns 0 when there is no next job, or none is to be done any more. */
-static int take(xd_reader *reader, xd_job *job)
+/* Returns 0 when there is no next job, or none is to be done any more. *device: served before, and now. */
+static int take(xd_reader *reader, int *device, xd_job *job)
 {
+    int got = 0;
     pthread_mutex_lock(&reader->lock);
-    int got = !reader->stop && xd_work_take(reader->work, job);
+    if (!reader->stop)
+        got = xd_work_take(reader->work, device, job);
+    else
+        xd_work_leave(reader->work, *device);
     pthread_mutex_unlock(&reader->lock);
     return got;
+}
+
+static int settle(xd_reader *reader, int device, int on, xd_error *err)
+{
+    xd_driver *driver = reader->runtime->driver;
+    return driver->settle && device >= 0 ? driver->settle(driver, device, on, err) : XD_OK;
+}
+
+/* The worker's thread leaves one device for another; -1 is none. *settled follows. */
+static int move(xd_reader *reader, int *settled, int device, xd_error *err)
+{
+    int status = XD_OK;
+    if (*settled == device)
+        return status;
+    status = settle(reader, *settled, 0, err);
+    *settled = -1;
+    if (!status)
+        status = settle(reader, device, 1, err);
+    if (!status)
+        *settled = device;
+    return status;
 }
 
 /* The first error wins; the other workers see the flag and stop. */
@@ -182,32 +200,9 @@ static void stop(xd_reader *reader, int status, const xd_error *why, int64_t row
 
 /* ---- tile -> device ---- */
 
-/* Notes what is about to be copied, while the processor's cache has it. */
-static int note(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
-{
-    mark made = {transfer->dst_device, transfer->dst, transfer->width, 0};
-    made.hash = xd_hash((const void *)(uintptr_t)transfer->src, (size_t)transfer->width);
-    int status = XD_OK;
-    pthread_mutex_lock(&reader->lock);
-    if (reader->mark_count == reader->mark_room) {
-        size_t room = reader->mark_room ? 2 * reader->mark_room : 1024;
-        mark *moved = realloc(reader->marks, room * sizeof *moved);
-        if (moved) {
-            reader->marks = moved;
-            reader->mark_room = room;
-        } else {
-            status = xd_fail(err, XD_NO_HOST_MEMORY, 0, "reader_run", "no memory for %zu checksums", room);
-        }
-    }
-    if (!status)
-        reader->marks[reader->mark_count++] = made;
-    pthread_mutex_unlock(&reader->lock);
-    return status;
-}
-
 static int copy(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
 {
-    int status = reader->verify ? note(reader, transfer, err) : XD_OK;
+    int status = reader->verify ? xd_marks_add(&reader->marks, &reader->lock, transfer, err) : XD_OK;
     return status ? status : xd_stream_copy(reader->lanes[transfer->dst_device].stream, transfer, err);
 }
 
@@ -313,12 +308,16 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
     xd_error own;
     xd_event *event = NULL;
     xd_job job = {.row = 0};
-    int reading = 0;
+    int reading = 0, device = -1, settled = -1;
     count_worker(reader, 1, NULL);
     if (reader->sync_uploads)
         status = xd_event_open(&event, reader->runtime, 0, &own);
-    while (!status && take(reader, &job))
-        status = run_job(reader, &job, event, &reading, &own);
+    while (!status && take(reader, &device, &job)) {
+        status = move(reader, &settled, device, &own);
+        if (!status)
+            status = run_job(reader, &job, event, &reading, &own);
+    }
+    move(reader, &settled, -1, NULL);
     xd_event_close(&event);
     if (status)
         stop(reader, status, &own, reading ? (int64_t)job.row : -1);
@@ -327,18 +326,16 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
 
 /* ---- device -> tile ---- */
 
-static int next_mark(xd_reader *reader, mark *out)
+static int next_mark(xd_reader *reader, xd_mark *out)
 {
     pthread_mutex_lock(&reader->lock);
-    int got = !reader->stop && reader->marks_checked < reader->mark_count;
-    if (got)
-        *out = reader->marks[reader->marks_checked++];
+    int got = !reader->stop && xd_marks_take(&reader->marks, out);
     pthread_mutex_unlock(&reader->lock);
     return got;
 }
 
 /* Copies back what a mark stands for and compares the checksums. */
-static int check_mark(xd_reader *reader, const mark *mark, xd_event *event, xd_error *err)
+static int check_mark(xd_reader *reader, const xd_mark *mark, xd_event *event, xd_error *err)
 {
     xd_tile tile;
     int got;
@@ -370,11 +367,16 @@ int xd_reader_verify(xd_reader *reader, xd_error *err)
         return status;
     xd_error own;
     xd_event *event = NULL;
-    mark mark;
+    xd_mark mark;
+    int settled = -1;
     count_worker(reader, 1, NULL);
     status = xd_event_open(&event, reader->runtime, 0, &own);
-    while (!status && next_mark(reader, &mark))
-        status = check_mark(reader, &mark, event, &own);
+    while (!status && next_mark(reader, &mark)) {
+        status = move(reader, &settled, mark.device, &own);
+        if (!status)
+            status = check_mark(reader, &mark, event, &own);
+    }
+    move(reader, &settled, -1, NULL);
     xd_event_close(&event);
     if (status)
         stop(reader, status, &own, -1);

@@ -1,6 +1,7 @@
 /* Pieces of files, cut into what fits a tile. */
 #include "work.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -16,6 +17,7 @@ typedef struct lane {
     size_t next, end;     /* its items that are not wholly taken */
     uint64_t taken;       /* bytes of the first of them */
     uint64_t left, total; /* bytes still to take, of all */
+    unsigned workers;     /* that serve it now */
 } lane;
 
 struct xd_work {
@@ -115,17 +117,25 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The lane that is furthest behind, so that all end together; NULL when all is taken. */
-static lane *choose_lane(xd_work *work)
+/* How many workers there are to a byte that is left: the lane with the fewest is served next. */
+static double crowd(const lane *lane, unsigned more)
 {
-    lane *chosen = NULL;
-    double most = 0;
+    return lane->left ? (lane->workers + more) / (double)lane->left : HUGE_VAL;
+}
+
+/* The device that a worker serves: it stays where it is unless another device is that much behind that the move helps,
+   so that all devices end together and a worker seldom changes. -1: there is no work. */
+static int choose_lane(const xd_work *work, int before)
+{
+    int chosen = -1;
+    double least = before < 0 ? HUGE_VAL : crowd(&work->lanes[before], 0);
+    if (least < HUGE_VAL)
+        chosen = before;
     for (int device = 0; device < work->devices; device++) {
-        lane *lane = &work->lanes[device];
-        double share = lane->left ? (double)lane->left / (double)lane->total : 0;
-        if (share > most) {
-            most = share;
-            chosen = lane;
+        double here = device == before ? HUGE_VAL : crowd(&work->lanes[device], 1);
+        if (here < least) {
+            least = here;
+            chosen = device;
         }
     }
     return chosen;
@@ -180,14 +190,25 @@ static int extend(xd_work *work, lane *lane, xd_job *job, uint64_t limit)
     return 1;
 }
 
-int xd_work_take(xd_work *work, xd_job *job)
+int xd_work_take(xd_work *work, int *device, xd_job *job)
 {
-    lane *lane = choose_lane(work);
-    if (!lane)
+    int chosen = choose_lane(work, *device);
+    if (*device >= 0)
+        work->lanes[*device].workers--;
+    *device = chosen;
+    if (chosen < 0)
         return 0;
+    lane *lane = &work->lanes[chosen];
+    lane->workers++;
     begin(work, lane, job);
     uint64_t limit = xd_source_limit(job->source, job->extent.end, work->room);
     while (extend(work, lane, job, limit))
         ;
     return 1;
+}
+
+void xd_work_leave(xd_work *work, int device)
+{
+    if (device >= 0)
+        work->lanes[device].workers--;
 }

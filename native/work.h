@@ -20,8 +20,11 @@ typedef struct xd_job {
 int xd_work_open(xd_work **out, int devices, const xd_piece *pieces, size_t count, uint64_t room, xd_error *err);
 void xd_work_close(xd_work **work);
 uint64_t xd_work_total(const xd_work *work, int device); /* bytes */
-/* Cuts off the next job, for the device that is furthest behind. Returns 0 when there is none. Under the caller's lock. */
-int xd_work_take(xd_work *work, xd_job *job);
+/* Cuts off a worker's next job. *device is the one that it served last, -1 at first, and becomes the one that it serves
+   now. Returns 0 when there is no job. Under the caller's lock, as xd_work_leave. */
+int xd_work_take(xd_work *work, int *device, xd_job *job);
+/* A worker ends before there is no job any more. */
+void xd_work_leave(xd_work *work, int device);
 xd_source *xd_work_source(const xd_work *work, int fd); /* NULL if there is none */
 
 #endif
