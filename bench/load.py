@@ -1,6 +1,7 @@
 """Loading models, beside the limits of the machine and what people use, all in one run.
 
     python bench/load.py                        on the GPUs there are: some minutes, 12 GB of disk and 5 GB of /dev/shm
+    python bench/load.py --probe --only shards --conditions warm    what is in the way, without other people's loaders
     python bench/load.py --backend sim --quick  simulated devices and small files: shows that everything runs
 
 Every loader runs in a process of its own, whose device contexts exist before the clock starts; "first" is its first
@@ -28,14 +29,14 @@ from rich.table import Table
 
 from bench import load_files, load_limits, record
 from bench.load_files import GIB, MIB, Case
-from bench.loaders import LOADERS
+from bench.loaders import LOADERS, PROBES
 from pyxdev import backends
 from pyxdev._native import Runtime
 from pyxdev.loader.loader import load
 
 Row = dict[str, Any]
-OURS = [name for name in LOADERS if name.startswith("pyxdev")]
-PEERS = [name for name in LOADERS if name not in OURS]
+OURS = [name for name in LOADERS if name.startswith("pyxdev") and name not in PROBES]
+PEERS = [name for name in LOADERS if not name.startswith("pyxdev")]
 TMPFS_PEERS = [name for name in PEERS if "mmap" in name or "together" in name or "32 MiB" in name]
 COLD_PEERS = [name for name in PEERS if name in ("InstantTensor", "safetensors load_file", "Run:ai streamer")
               or name.startswith(("safetensors prefetch", "fastsafetensors"))]  # fmt: skip
@@ -74,7 +75,7 @@ def measure(
     loader: str, backend: str, devices: Sequence[int], files: Sequence[Path], prepare: Callable[[], None]
 ) -> Iterator[Row]:
     """The first and the second load: seconds, or why there are none. Ours takes all devices in one process."""
-    if loader in OURS:
+    if loader not in PEERS:
         shares = [(list(devices), list(files))]
     else:
         step = -(-len(files) // len(devices))
@@ -132,6 +133,8 @@ class Bench:
                 path.unlink()
 
     def loaders(self, case: Case, condition: str, count: int) -> list[str]:
+        if self.given.probe:
+            return list(PROBES)
         peers = {"warm": PEERS, "tmpfs": TMPFS_PEERS, "cold": COLD_PEERS}[condition]
         if case.form == "gguf" or count > case.files:
             peers = []  # they read no GGUF, and share out whole files
@@ -184,7 +187,9 @@ class Bench:
                 "ratio": rate / limit,
             }
             self.add(**row, seconds=found["seconds"], report=found["report"])
-            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}")
+            report = found["report"]
+            spent = "".join(f", {key} {report[key]:.3f} s" for key in ("setup", "reading", "waiting") if key in report)
+            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}{spent}")
 
     def compare(self, case: Case, condition: str, count: int, limits: dict[str, float]) -> None:
         """Our best against the best peer, load by load: a row each."""
@@ -220,7 +225,7 @@ class Bench:
         return f"{case.name} ({case.form}, {size}, {len(case.tensors)} tensors), {condition}, {count} devices"
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def print_tables(self) -> None:
         for case in dict.fromkeys(row["case"] for row in self.rows):
@@ -250,6 +255,7 @@ def main() -> None:
     add("--counts", nargs="+", type=int, help="of devices (1, and 2 if there are two)")
     add("--only", nargs="+", metavar="WORD", help="cases with a word in their name: shards, gguf, many")
     add("--loaders", nargs="+", metavar="NAME", help=f"of {', '.join(LOADERS)}")
+    add("--probe", action="store_true", help="ours alone: threads, tiles, and what is left without the reads")
     add("--quick", action="store_true", help="small files")
     add("--out", type=Path, help="JSON lines are added here (bench/results/load.jsonl; none with --quick)")
     given = parser.parse_args()

@@ -8,6 +8,7 @@ loader whose package is missing answers with the reason instead, as JSON.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -26,10 +27,29 @@ Load = Callable[[Sequence[str]], Any]  # files -> what holds the tensors
 
 
 @contextmanager
-def pyxdev(backend: str, devices: list[int], threads: int = -1, every: bool = False, **options: Any) -> Iterator[Load]:
+def pyxdev(
+    backend: str,
+    devices: list[int],
+    threads: int = -1,
+    tile: int = 1,
+    every: bool = False,
+    empty: bool = False,
+    **options: Any,
+) -> Iterator[Load]:
+    """tile: MiB. every: makes all arrays too. empty: reads cost nothing and bring nothing."""
     from pyxdev import backends
-    from pyxdev.loader.loader import load
+    from pyxdev._native import Reader
+    from pyxdev.loader import loader
 
+    if tile != 1:
+        loader.TILE_BYTES, loader.MAX_TILES = tile << 20, max(1, loader.MAX_TILES // tile)
+    if empty:
+        sys.path.insert(0, os.path.join(sys.path[0], "tests", "unit"))
+        from io_faults import Faults
+
+        faults = Faults()
+        faults.arm(nothing=True)
+        loader.Reader = functools.partial(Reader, calls=faults.address)
     machine = {"device": {"count": max(devices) + 1}} if backend == "sim" else None
     with backends.open(backend, machine=machine) as runtime:
         for device in devices:  # their contexts
@@ -38,7 +58,7 @@ def pyxdev(backend: str, devices: list[int], threads: int = -1, every: bool = Fa
 
         def run(files: Sequence[str]) -> Any:
             path = os.path.dirname(files[0]) if len(files) > 1 else files[0]
-            weights = load(path, devices, runtime=runtime, threads=threads, **options)
+            weights = loader.load(path, devices, runtime=runtime, threads=threads, **options)
             if every:
                 list(weights.values())
             return weights
@@ -136,7 +156,8 @@ LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
     "pyxdev": ("pyxdev", ours()),
     "pyxdev, 8 threads": ("pyxdev", ours(threads=8)),
     "pyxdev, 16 threads": ("pyxdev", ours(threads=16)),
-    "pyxdev, 32 threads": ("pyxdev", ours(threads=32)),
+    "pyxdev, 16 threads, 2 MiB tiles": ("pyxdev", ours(threads=16, tile=2)),
+    "pyxdev, 24 threads": ("pyxdev", ours(threads=24)),
     "pyxdev, default threads": ("pyxdev", ours(threads=None)),
     "pyxdev, every array made": ("pyxdev", ours(every=True)),
     "pyxdev, synchronous uploads": ("pyxdev", ours(async_uploads=False)),
@@ -161,6 +182,17 @@ LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
     ),
     "Run:ai streamer": ("runai_model_streamer", peer(runai)),
 }
+# What helps and what is in the way: threads, tiles, and the same without reading.
+PROBES = {
+    f"pyxdev, {threads} threads, {tile} MiB tiles{', empty reads' if empty else ''}": (
+        "pyxdev",
+        ours(threads=threads, tile=tile, empty=empty, direct_io="off"),
+    )
+    for empty in (False, True)
+    for tile in (1, 2, 4)
+    for threads in (8, 12, 16, 24, 32)
+}
+LOADERS |= PROBES
 
 
 def answer(**fields: Any) -> None:

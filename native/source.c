@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum { PAGE = XD_SOURCE_PAGE };
@@ -51,6 +52,14 @@ static int64_t cached(int fd, uint64_t offset, uint64_t bytes)
 }
 
 const xd_io xd_source_calls = {.preadv = preadv, .cached = cached};
+
+int xd_source_in_memory(int fd)
+{
+    enum { TMPFS = 0x01021994 };
+    static const unsigned RAMFS = 0x858458f6;
+    struct statfs found;
+    return fstatfs(fd, &found) == 0 && ((unsigned)found.f_type == TMPFS || (unsigned)found.f_type == RAMFS);
+}
 
 uint64_t xd_source_limit(const xd_source *source, uint64_t offset, uint64_t room)
 {
@@ -173,7 +182,7 @@ static int wants_direct(const xd_source *source, const xd_io *calls, int io, con
         return 0;
     if (io == XD_IO_DIRECT)
         return 1;
-    if (source->refused || (uintptr_t)memory % PAGE)
+    if (source->in_memory || source->refused || (uintptr_t)memory % PAGE)
         return 0;
     uint64_t offset = extent->span[0].offset, bytes = extent->end - offset;
     int64_t held = calls->cached(source->fd, offset, bytes);

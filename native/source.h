@@ -13,6 +13,7 @@ enum {
 
 typedef struct xd_source {
     int fd, direct_fd;
+    int in_memory;      /* a file system without a disk: nothing is ever cold */
     atomic_int refused; /* the errno that ended direct I/O here; 0: it works, or was not tried */
 } xd_source;
 
@@ -31,6 +32,8 @@ typedef struct xd_extent {
 } xd_extent;
 
 extern const xd_io xd_source_calls; /* the system's */
+
+int xd_source_in_memory(int fd);
 
 /* Where in the file an extent must end that begins at `offset`, so that a direct read, widened to whole pages, fits into
    `room` bytes. */

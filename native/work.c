@@ -37,8 +37,10 @@ static size_t find_source(xd_work *work, const xd_piece *piece)
         i--;
     if (i)
         return i - 1;
-    work->sources[work->source_count].fd = piece->fd;
-    work->sources[work->source_count].direct_fd = piece->direct_fd;
+    xd_source *added = &work->sources[work->source_count];
+    added->fd = piece->fd;
+    added->direct_fd = piece->direct_fd;
+    added->in_memory = xd_source_in_memory(piece->fd);
     return work->source_count++;
 }
 

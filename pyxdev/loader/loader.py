@@ -27,6 +27,7 @@ log = logging.getLogger("pyxdev")
 TILE_BYTES = 1 << 20
 MAX_TILES = 64  # so at most 64 MiB are page-locked
 DIRECT_IO = ("auto", "on", "off")
+THREADS_A_DEVICE = 12  # what -1 means, within three quarters of the cores: about 5 GB/s each against 55 of an upload
 _PERIOD = 0.05  # seconds between two looks at the workers, for progress and Ctrl-C
 
 
@@ -178,9 +179,9 @@ def _log_refused(file: ModelFile, code: int) -> None:
 
 
 def _count_threads(asked: int, devices: int, total: int) -> int:
-    """-1: eight a device, no more than the machine has cores. Never more than there are tiles."""
+    """-1: as many as help. Never more than there are tiles."""
     if asked < 0:
-        asked = max(1, min(8 * devices, len(os.sched_getaffinity(0))))
+        asked = min(THREADS_A_DEVICE * devices, len(os.sched_getaffinity(0)) * 3 // 4)
     return max(1, min(asked, -(-total // TILE_BYTES)))
 
 

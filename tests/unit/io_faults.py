@@ -19,6 +19,7 @@ class _Plan(ctypes.Structure):
         ("end", ctypes.c_long),
         ("cached", ctypes.c_long),
         ("nap", ctypes.c_long),
+        ("nothing", ctypes.c_int),
     )
 
 
@@ -41,11 +42,12 @@ class Faults:
         end: int = 0,
         cached: int = 100,
         nap: int = 0,
+        nothing: bool = False,
     ) -> None:
         """Call `at` from now on (and all after it if sticky) fails with errno `code`. most: bytes a call gives at most.
         end: where the file seems to end. cached: per cent that the page cache claims to hold, -1 for no answer. nap:
-        microseconds."""
-        self._library.io_arm(ctypes.byref(_Plan(direct_only, code, sticky, at, most, end, cached, nap)))
+        microseconds. nothing: calls succeed and read nothing."""
+        self._library.io_arm(ctypes.byref(_Plan(direct_only, code, sticky, at, most, end, cached, nap, nothing)))
 
     @property
     def count(self) -> int:
