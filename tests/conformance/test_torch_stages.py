@@ -1,4 +1,4 @@
-"""Torch stages on real GPUs: `pytest tests/conformance/test_executor_torch.py --pyxdev-backend=cuda`.
+"""Torch stages on real GPUs: `pytest tests/conformance/test_torch_stages.py --pyxdev-backend=cuda`.
 
 Where there is no GPU, tests/unit/test_executor_torch.py runs the adapter over the memory of simulated devices.
 """
