@@ -262,7 +262,9 @@ def test_ctrl_c_at_every_moment(seed: int) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    gc.collect()  # Python loses an interrupt that hits a __del__, such as that of an earlier test's executor
+    # Python loses an interrupt that hits a __del__ or a callback of the collector, such as an earlier test's.
+    gc.collect()
+    gc.disable()
     before = signal.signal(signal.SIGALRM, interrupt)
     done = 0
     try:
@@ -286,6 +288,7 @@ def test_ctrl_c_at_every_moment(seed: int) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
     assert done
 
 
