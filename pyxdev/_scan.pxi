@@ -59,8 +59,12 @@ def scan_safetensors(bytes header not None, uint64_t base, uint64_t present, typ
     rows = scan.rows(text, base, "strict", kind)
     if rows is None:
         return None
-    begin, size = scan.scan.metadata, scan.scan.metadata_bytes
-    return rows, header[begin:begin + size]
+    metadata = header[scan.scan.metadata:scan.scan.metadata + scan.scan.metadata_bytes]
+    try:
+        metadata.decode()
+    except UnicodeDecodeError:
+        return None
+    return rows, metadata
 
 
 def scan_gguf(bytearray held not None, size_t at, size_t count, uint64_t alignment, uint64_t file_bytes, types, kind):

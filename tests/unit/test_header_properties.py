@@ -205,6 +205,14 @@ def test_the_scanner_does_read_clean_files(tmp_path: Path, form: str) -> None:
     assert header.tensors == header_rules.check(str(path), form).tensors  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("text", [b'{"k":"\xef"}', b'{"k":"v","k":"w"}', b'{"\xff":""}'])
+def test_metadata_is_judged_alike(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    entry = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    path.write_bytes(mf.safetensors(b'{"__metadata__":' + text + b"," + entry + b"}", b"x"))
+    assert isinstance(header_rules.check(str(path), "safetensors"), str)
+
+
 def test_a_vocabulary_is_skipped_fast_and_right(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     words = [f"w{n}" * (n % 7) for n in range(30_000)]
