@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.ways import ByExecutor, Limits, Run, Way, copies
+from bench.ways import ByExecutor, Limits, Run, Way, copies, direct, pair
 from pyxdev import Executor
 from pyxdev._native import HOST, Array, Buffer, Event, Link, Runtime, Stream
 from pyxdev.checks.kernels import memory
@@ -169,7 +169,7 @@ class HandWay:
 
     def __init__(self, bare: Bare, path: str) -> None:
         self.bare, self.path = bare, path
-        self.hand = ByHand(bare.runtime, bare.kernel, (0, 1), bare.seconds, bare.nbytes, bare.depth, path)
+        self.hand = ByHand(bare.runtime, bare.kernel, bare.devices, bare.seconds, bare.nbytes, bare.depth, path)
         self._clock = bare.runtime.clock
         self._used = 0
 
@@ -197,7 +197,8 @@ class HandWay:
         return Run(self._clock() - begin, host)
 
     def outputs(self) -> list[Any]:
-        return [self.bare.words(1, address) for address in self.bare.results[: self._used]]
+        last = self.bare.devices[-1]
+        return [self.bare.words(last, address) for address in self.bare.results[: self._used]]
 
     def close(self) -> None:
         self.hand.close()
@@ -252,7 +253,9 @@ class OurWay(ByExecutor):
 
         stages = [make(index, seconds) for index, seconds in enumerate(bare.seconds)]
         staged = {"direct": 0, "staged": 1}[path]
-        executor = Executor([0, 1], stages, adapter="raw", runtime=runtime, host_stage=staged, in_flight=in_flight)
+        executor = Executor(
+            bare.devices, stages, adapter="raw", runtime=runtime, host_stage=staged, in_flight=in_flight
+        )
         xs = [Array(runtime, 0, address, (nbytes // 4,), "uint32", owner=bare) for address in bare.xs]
         super().__init__(executor, xs, path)
 
@@ -261,7 +264,7 @@ class OurWay(ByExecutor):
 
 
 class Bare:
-    """Two stages of one kernel each on devices 0 and 1."""
+    """Two stages of one kernel each on two devices, or side by side on one: a kernel takes one of its processors."""
 
     name = "bare"
     tolerance = 0.0
@@ -269,18 +272,13 @@ class Bare:
 
     def __init__(self, runtime: Runtime, seconds: float, nbytes: int, most: int, depth: int = 4) -> None:
         """seconds: of each stage. nbytes: of the activations. most: inputs and outputs that are kept."""
-        self.runtime, self.seconds, self.nbytes, self.most, self.depth = (
-            runtime,
-            (seconds, seconds),
-            nbytes,
-            most,
-            depth,
-        )
+        self.runtime, self.devices = runtime, pair(runtime)
+        self.seconds, self.nbytes, self.most, self.depth = (seconds, seconds), nbytes, most, depth
         self.absent: dict[str, str] = {}
         self.kernel: Kernel = HostKernel() if runtime.backend == "sim" else CudaKernel(runtime)
-        self.buffers = [runtime.buffer(device, nbytes) for device in (0, 1) for _ in range(most)]
+        self.buffers = [runtime.buffer(device, nbytes) for device in self.devices for _ in range(most)]
         self.xs, self.results = [b.address for b in self.buffers[:most]], [b.address for b in self.buffers[most:]]
-        self._host, self._stream = runtime.buffer(HOST, nbytes), [runtime.stream(0), runtime.stream(1)]
+        self._host, self._stream = runtime.buffer(HOST, nbytes), [runtime.stream(device) for device in self.devices]
         self.values = [np.random.default_rng(seed).integers(0, 2**32, nbytes // 4, np.uint32) for seed in range(most)]
         for address, values in zip(self.xs, self.values, strict=True):
             self._fill(address, values)
@@ -301,9 +299,11 @@ class Bare:
     def ways(self) -> Iterator[tuple[str, Callable[[], Way]]]:
         yield "one", lambda: OneWay(self)
         paths = {"": "direct", "-staged": "staged"}
-        if not (self.runtime.peer_capable(0, 1) and self.runtime.peer_enable(0, 1)):
+        if not direct(self.runtime, *self.devices):
             del paths[""]
             self.absent |= dict.fromkeys(("hand", "ours", "ours-deep"), "no peer access")
+        if len(set(self.devices)) == 1:
+            del paths["-staged"]  # a copy within a device has no legs
         for suffix, path in paths.items():
             yield "hand" + suffix, lambda path=path: HandWay(self, path)
             yield "ours" + suffix, lambda path=path: OurWay(self, path)
@@ -312,16 +312,16 @@ class Bare:
 
     def limits(self) -> Limits:
         found = []
-        for device, seconds in enumerate(self.seconds):
-            stream, count = self._stream[device], max(4, int(2e-3 / seconds))
-            address = self.xs[0] if device == 0 else self.results[0]
+        for index, seconds in enumerate(self.seconds):
+            stream, count = self._stream[index], max(4, int(2e-3 / seconds))
+            address = self.xs[0] if index == 0 else self.results[0]
             begin = self.runtime.clock()
             for _ in range(count):
-                self.kernel.launch(stream, address, address, self.nbytes, device, seconds)
+                self.kernel.launch(stream, address, address, self.nbytes, index, seconds)
             stream.synchronize()
             found.append((self.runtime.clock() - begin) / count)
         self._fill(self.xs[0], self.values[0])  # the stage has written there
-        return Limits(found, copies(self.runtime, self.nbytes))
+        return Limits(found, copies(self.runtime, self.devices, self.nbytes))
 
     def error(self, outputs: list[Any]) -> float:
         """The share of wrong words."""

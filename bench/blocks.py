@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bench.ways import ByExecutor, Limits, Run, Way, copies
+from bench.ways import ByExecutor, Limits, Run, Way, copies, pair
 from pyxdev import Executor
 from pyxdev._native import Runtime
 
@@ -86,7 +86,7 @@ def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def settle() -> None:
     """Waits for everything on both devices."""
-    for ordinal in (0, 1):
+    for ordinal in range(min(2, torch.cuda.device_count())):
         torch.cuda.synchronize(gpu(ordinal))
 
 
@@ -163,10 +163,12 @@ class ByHand:
 
     path = "direct"
 
-    def __init__(self, stages: list[nn.Module], xs: list[torch.Tensor], graphs: bool) -> None:
+    def __init__(
+        self, stages: list[nn.Module], xs: list[torch.Tensor], ordinals: tuple[int, int], graphs: bool
+    ) -> None:
         self.stages, self.xs, self.graphs = stages, xs, graphs
         self.last = len(stages) - 1
-        devices = [gpu(ordinal) for ordinal in range(len(stages))]
+        devices = [gpu(ordinal) for ordinal in ordinals]
         self.compute = [torch.cuda.Stream(device) for device in devices]
         self.into = [torch.cuda.Stream(device) for device in (devices[0], *devices[:-1])]  # where each copy is read
         self.away = torch.cuda.Stream(devices[-1])
@@ -298,7 +300,7 @@ class Alone:
 
 
 class Blocks:
-    """Two stages of transformer blocks on devices 0 and 1."""
+    """Two stages of transformer blocks on two devices; on one they share its processors, so only the ways compare."""
 
     name = "torch"
     tolerance = TOLERANCE
@@ -306,39 +308,46 @@ class Blocks:
 
     def __init__(self, runtime: Runtime, size: Size, most: int) -> None:
         """most: inputs."""
-        self.runtime, self.size = runtime, size
+        self.runtime, self.size, self.devices = runtime, size, pair(runtime)
         torch.cuda.set_device(gpu(0))
-        self.stages = [make_stage(size, index, gpu(index)) for index in (0, 1)]
+        self.stages = [make_stage(size, index, gpu(ordinal)) for index, ordinal in enumerate(self.devices)]
         self.both = [self.stages[0], make_stage(size, 1, gpu(0))]
         self.xs = make_inputs(size, most, gpu(0))
         self.wanted = [self.both[1](self.both[0](x)) for x in self.xs]
-        self.absent: dict[str, str] = {}
+        self.absent = {} if len(set(self.devices)) > 1 else {"gpipe": "needs two devices"}
         self._alone: list[Alone] = []
         self._looped: dict[int, list[torch.Tensor]] = {}
         settle()
 
     def ways(self) -> Iterator[tuple[str, Callable[[], Way]]]:
         yield "one", lambda: Plain(self.both, self.xs, (0, 0))
-        yield "naive", lambda: Plain(self.stages, self.xs, (0, 1))
-        yield "events", lambda: ByHand(self.stages, self.xs, graphs=False)
-        yield "graphs", lambda: ByHand(self.stages, self.xs, graphs=True)
+        yield "naive", lambda: Plain(self.stages, self.xs, self.devices)
+        yield "events", lambda: ByHand(self.stages, self.xs, self.devices, graphs=False)
+        yield "graphs", lambda: ByHand(self.stages, self.xs, self.devices, graphs=True)
         yield "ours", lambda: self._ours("direct")
-        yield "ours-staged", lambda: self._ours("staged")
+        apart = len(set(self.devices)) > 1  # a copy within a device has no legs
+        if apart:
+            yield "ours-staged", lambda: self._ours("staged")
         if "graph" in inspect.signature(Executor).parameters:
             yield "ours-graphs", lambda: self._ours("direct", graph="on")
-            yield "ours-graphs-staged", lambda: self._ours("staged", graph="on")
+            if apart:
+                yield "ours-graphs-staged", lambda: self._ours("staged", graph="on")
         else:
             self.absent |= dict.fromkeys(("ours-graphs", "ours-graphs-staged"), "the executor has no graphs yet")
 
     def _ours(self, path: str, **options: Any) -> Way:
         staged = {"direct": 0, "staged": 1}[path]
-        executor = Executor([0, 1], self.stages, adapter="torch", runtime=self.runtime, host_stage=staged, **options)
+        executor = Executor(
+            self.devices, self.stages, adapter="torch", runtime=self.runtime, host_stage=staged, **options
+        )
         return ByExecutor(executor, self.xs, path, settle)
 
     def limits(self) -> Limits:
         if not self._alone:
-            self._alone = [Alone(stage, self.xs[0].to(gpu(n))) for n, stage in enumerate(self.stages)]
-        return Limits([alone.seconds() for alone in self._alone], copies(self.runtime, self.size.nbytes))
+            self._alone = [
+                Alone(stage, self.xs[0].to(gpu(n))) for n, stage in zip(self.devices, self.stages, strict=True)
+            ]
+        return Limits([alone.seconds() for alone in self._alone], copies(self.runtime, self.devices, self.size.nbytes))
 
     def error(self, outputs: list[torch.Tensor]) -> float:
         """The largest distance of any output from that of one device."""

@@ -89,15 +89,25 @@ class Limits:
         return self.alone(path) + (m - 1) * self.slowest(path)
 
 
-def copies(runtime: Runtime, nbytes: int) -> dict[str, Copy]:
-    """Copies of device 0 to device 1, by path, with nothing else going on."""
+def pair(runtime: Runtime) -> tuple[int, int]:
+    """The devices of the two stages: the first two, or twice the only one."""
+    return 0, min(1, runtime.device_count - 1)
+
+
+def direct(runtime: Runtime, src: int, dst: int) -> bool:
+    """Whether copies can go straight from one to the other; peer access is enabled."""
+    return src == dst or (runtime.peer_capable(src, dst) and runtime.peer_enable(src, dst))
+
+
+def copies(runtime: Runtime, devices: tuple[int, int], nbytes: int) -> dict[str, Copy]:
+    """Copies of the first device to the second, by path, with nothing else going on."""
     found = {}
-    source, target = runtime.buffer(0, nbytes), runtime.buffer(1, nbytes)
+    source, target = (runtime.buffer(device, nbytes) for device in devices)
     arrived = runtime.event()
     for path in ("direct", "staged"):
-        if path == "direct" and not (runtime.peer_capable(0, 1) and runtime.peer_enable(0, 1)):
+        if path == "direct" and not direct(runtime, *devices):
             continue
-        link = runtime.link(0, 1, path=path, max_bytes=nbytes)
+        link = runtime.link(*devices, path=path, max_bytes=nbytes)
 
         def seconds(ready: Any, link: Any = link) -> float:
             begin = runtime.clock()

@@ -30,6 +30,10 @@ class Stream:
         """Nothing is left to do."""
 
 
+class Machine:
+    device_count = 2
+
+
 class Event:
     def __init__(self, enable_timing=False):
         self.timing = enable_timing
@@ -79,11 +83,11 @@ def eager(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(blocks, "gpu", lambda ordinal: torch.device("cpu"))
     monkeypatch.setattr(blocks, "capture", capture)
-    monkeypatch.setattr(blocks, "copies", lambda runtime, nbytes: {"direct": Copy(1e-6, 1e-6)})
+    monkeypatch.setattr(blocks, "copies", lambda runtime, devices, nbytes: {"direct": Copy(1e-6, 1e-6)})
 
 
 def test_a_case_of_blocks(eager):
-    family = blocks.Blocks(None, SIZE, 6)
+    family = blocks.Blocks(Machine, SIZE, 6)
     by_hand = ("one", "naive", "events", "graphs")
     case = pipeline.Case(family, 50, by_hand.__contains__, budget=0.0, seconds=0.0)
     case.check(6)
@@ -104,7 +108,7 @@ def test_a_case_of_blocks(eager):
 
 
 def test_wrong_blocks_are_seen(eager):
-    family = blocks.Blocks(None, SIZE, 6)
+    family = blocks.Blocks(Machine, SIZE, 6)
     way = dict(family.ways())["graphs"]()
     way.run(6)
     outputs = way.outputs()
