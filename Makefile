@@ -21,7 +21,7 @@ C_ALL := $(NATIVE) $(wildcard tests/c/*.c tests/fakes/*.c)
 FAKES := $(CURDIR)/build/fakes
 
 CFLAGS := -std=c11 -D_GNU_SOURCE -Inative -Itests/c -Wall -Wextra -Wconversion -Werror -O2
-# The demo's products are small: threads gain little on an idle machine, and on a busy one they wait for each other.
+# The products in the tests are small: threads gain little on an idle machine, and on a busy one they wait for each other.
 export OPENBLAS_NUM_THREADS ?= 1
 MAKEFLAGS += --no-print-directory $(if $(V),,--silent)
 

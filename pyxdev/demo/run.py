@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,27 @@ def run(
     """Runs the work on the first of the devices alone and then on all of them, once for each of `paths`, which are
     values of the setting host_stage. The text is that of the first path's run. Where there are several paths, one that
     these devices do not have is left out, with a warning."""
+    with _one_thread() if runtime.backend == "sim" else nullcontext():
+        return _run(runtime, devices, paths, work, tensor_split, in_flight)
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """NumPy's products on one thread. They are so small that more of them mostly wait for each other: on two cores they
+    take three times as long together."""
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[object] = threadpool_limits(1, "blas")
+    return limits
+
+
+def _run(
+    runtime: Runtime,
+    devices: Sequence[int],
+    paths: Sequence[HostStage],
+    work: Work,
+    tensor_split: Sequence[float] | None,
+    in_flight: int | str,
+) -> Outcome:
     for name, value, least in (("microbatch", work.microbatch, 1), ("tokens", work.tokens, 0)):
         if value < least:
             raise InvalidArgument(f"{name} is {value}; numbers from {least} up are allowed")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pyxdev import backends, cli
 from pyxdev.cli import bench
+from pyxdev.demo import run as demo_run
 from pyxdev.demo import stages as demo_stages
 from pyxdev.demo.model import dequantise, model_file
 from pyxdev.demo.prompt import PROMPT
@@ -32,6 +36,22 @@ def lines(command: list[str], code: int = 0) -> list[Any]:
     with redirect_stdout(out):
         assert cli.main(command) == code
     return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Weights are turned into float32 once, for all runs whose devices hold the same bytes."""
+    known: dict[Any, Any] = {}
+
+    def remembered(raw: Any, kind: str, shape: tuple[int, ...]) -> Any:
+        key = zlib.crc32(raw), raw.nbytes, kind, shape
+        if key not in known:
+            known[key] = dequantise(raw, kind, shape)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch, threadpool_limits(1, "blas"):
+        patch.setattr(demo_stages, "dequantise", remembered)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +119,17 @@ def test_no_row_for_direct_copies_without_peer_access(caplog: pytest.LogCaptureF
     (found,) = lines(["demo", "--json", "--profile", "mi50x10", "--devices", "2", "--tokens", "1", *SHORT])
     assert [row["path"] for row in found["rows"]] == ["staged"]
     assert "no run with host_stage 0: direct copies from device 0 to device 1" in caplog.text
+
+
+def test_products_of_numpy_run_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blas(*_: Any) -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    monkeypatch.setattr(demo_run, "_run", blas)
+    with threadpool_limits(2, "blas"), backends.open("sim") as runtime:
+        before, inside, after = blas(), demo_run.run(runtime, [0], [], demo_run.Work("")), blas()
+    assert inside and set(inside) == {1}
+    assert before == after and set(before) == {2}
 
 
 def test_bench_pipeline_of_real_devices_prints_a_row_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
