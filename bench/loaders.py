@@ -50,6 +50,7 @@ def pyxdev(
         faults = Faults()
         faults.arm(nothing=True)
         loader.Reader = functools.partial(Reader, calls=faults.address)
+    spent = timed(loader)
     machine = {"device": {"count": max(devices) + 1}} if backend == "sim" else None
     with backends.open(backend, machine=machine) as runtime:
         for device in devices:  # their contexts
@@ -58,12 +59,48 @@ def pyxdev(
 
         def run(files: Sequence[str]) -> Any:
             path = os.path.dirname(files[0]) if len(files) > 1 else files[0]
+            spent.clear()
             weights = loader.load(path, devices, runtime=runtime, threads=threads, **options)
             if every:
                 list(weights.values())
+            weights.phases = phases(spent)
             return weights
 
         yield run
+
+
+def timed(loader: Any) -> dict[str, tuple[float, float]]:
+    """When each of the loader's steps begins and ends from now on, by name."""
+    spent: dict[str, tuple[float, float]] = {}
+
+    def wrap(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return step(*args, **options)
+            finally:
+                spent[name] = begin, time.perf_counter()
+
+        return wrapped
+
+    for name in ("open_model", "make_plan", "_read", "_open_reader", "_run"):
+        setattr(loader, name, wrap(name, getattr(loader, name)))
+    return spent
+
+
+def phases(spent: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """Seconds of a load's steps. "ring" is page-locked memory and streams, "end" is closing them and the report."""
+    length = {name: end - begin for name, (begin, end) in spent.items()}
+    return {
+        "headers": length["open_model"],
+        "plan": length["make_plan"],
+        "device memory": spent["_read"][0] - spent["make_plan"][1],
+        "pieces": spent["_open_reader"][0] - spent["_read"][0],
+        "ring": length["_open_reader"],
+        "reads and uploads": length["_run"],
+        "end": spent["_read"][1] - spent["_run"][1],
+    }
 
 
 # ---- other people's --------------------------------------------------------------------------------------------------
@@ -189,8 +226,9 @@ PROBES = {
         ours(threads=threads, tile=tile, empty=empty, direct_io="off"),
     )
     for empty in (False, True)
-    for tile in (1, 2, 4)
-    for threads in (8, 12, 16, 24, 32)
+    for tile in (1, 2)
+    for threads in (4, 8, 12, 16, 24)
+    if not empty or threads in (8, 16)
 }
 LOADERS |= PROBES
 
@@ -215,7 +253,7 @@ def main() -> None:
                 begin = time.perf_counter()
                 held = load(files)
                 seconds = time.perf_counter() - begin
-                report = held.report.as_dict() if hasattr(held, "report") else {}
+                report = held.report.as_dict() | {"phases": held.phases} if hasattr(held, "report") else {}
                 if hasattr(held, "close"):
                     held.close()
                 del held

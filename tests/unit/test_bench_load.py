@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from vendor_child import FAKES, build_fakes, run  # noqa: E402
+
 from bench import load_files  # noqa: E402
 from pyxdev.loader.files import open_model  # noqa: E402
 
@@ -50,3 +52,26 @@ def test_it_runs_on_simulated_devices(tmp_path: Path) -> None:
     for row in rows:
         assert row.keys() >= {"bench", "machine", "date", "commit", "case", "method", "figure", "ratio"}
         assert row["bench"] == "load" and row["figure"] > 0
+
+
+def test_the_plain_loop_runs_over_the_stand_in(tmp_path: Path) -> None:
+    build_fakes()
+    path = tmp_path / "file"
+    path.write_bytes(bytes((3 << 20) + 5))
+    out = run(
+        f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from bench.load_plain import MIB, Plain, Way, ways
+
+plain = Plain([Path({str(path)!r})] * 2, [0, 1])
+for way in (Way(3), Way(2, MIB // 2, 1, own_streams=True, wait="spin"), Way(1, wait="sync", upload=False)):
+    assert plain.run(way, 1)["rate"] > 0
+plain.close()
+print(min(plain.opened.values()) >= 0, all(way.threads * way.depth * way.tile <= 64 * MIB for way in ways(2)))
+""",
+        FAKES,
+        PYXDEV_FAKE_CUDA_DEVICES="2",
+    )
+    assert "True True" in out
