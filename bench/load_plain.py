@@ -49,7 +49,8 @@ def ways(devices: int) -> Iterator[Way]:
     counts = [count * devices for count in (1, 2, 4, 8, 12, 16) if count * devices <= 32]
     for threads in counts:
         for tile in (MIB // 2, MIB, 2 * MIB, 4 * MIB):
-            yield fitted(threads, tile)
+            if threads * tile <= RING:
+                yield fitted(threads, tile)
     for threads in counts[-3:]:
         for tile in (MIB, 2 * MIB):
             yield fitted(threads, tile, upload=False)
@@ -60,7 +61,7 @@ def ways(devices: int) -> Iterator[Way]:
                             yield fitted(threads, tile, wait=wait, own_streams=own, read=read)
     for depth in (1, 2, 8):
         yield Way(counts[-2], MIB // 2, depth)
-        yield Way(counts[-2], MIB, min(depth, RING // MIB // counts[-2]))
+        yield Way(counts[-2], MIB, max(1, min(depth, RING // MIB // counts[-2])))
 
 
 class Plain:
