@@ -59,9 +59,10 @@ def ways(devices: int) -> Iterator[Way]:
                     for read in (True, False):
                         if wait != "nap" or own or not read:
                             yield fitted(threads, tile, wait=wait, own_streams=own, read=read)
-    for depth in (1, 2, 8):
-        yield Way(counts[-2], MIB // 2, depth)
-        yield Way(counts[-2], MIB, max(1, min(depth, RING // MIB // counts[-2])))
+    for tile in (MIB // 2, MIB):
+        for depth in (1, 2, 8):
+            if counts[-2] * depth * tile <= RING:
+                yield Way(counts[-2], tile, depth)
 
 
 class Plain:
