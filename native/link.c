@@ -38,9 +38,11 @@ struct xd_link {
 
 static int is_staged(const xd_link *link, uint64_t bytes)
 {
-    if (link->src_device == link->dst_device || link->path == XD_DIRECT)
+    if (link->path != XD_BY_SIZE)
+        return link->path == XD_STAGED;
+    if (link->src_device == link->dst_device)
         return 0;
-    return link->path == XD_STAGED || bytes < link->direct_from || (link->direct_to && bytes >= link->direct_to);
+    return bytes < link->direct_from || (link->direct_to && bytes >= link->direct_to);
 }
 
 /* Is there a size that is staged? */

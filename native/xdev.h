@@ -219,7 +219,8 @@ typedef struct xd_link_options {
     int gate;              /* 0: do not wait for the destination to be free (wrong results are then possible) */
 } xd_link_options;
 
-/* One ordered pair of devices; both may be the same device. XD_DIRECT without peer access is XD_NO_PEER. */
+/* One ordered pair of devices; both may be the same device, which XD_STAGED sends through the host as well: to try the
+   path where only one device is at hand. XD_DIRECT without peer access is XD_NO_PEER. */
 int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_device, const xd_link_options *options,
                  xd_error *err);
 void xd_link_close(xd_link **link); /* waits for copies in flight */

@@ -111,7 +111,10 @@ class Runtime:
         rate: float = 0.0,
         gate: bool = True,
     ) -> Link:
-        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up to below direct_to; 0: no end)."""
+        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up to below direct_to; 0: no end).
+
+        Staged from a device to itself goes through the host as well, to try that path where there is one device only.
+        """
     def ring(self, tiles: int, tile_bytes: int) -> Ring: ...
     def throttle(self, limit: int) -> Throttle: ...
     def host_access(self, address: int, nbytes: int, *, write: bool) -> None: ...
