@@ -44,12 +44,12 @@ Way = Callable[[int], None]  # enqueues a copy of so many bytes, and the record 
 
 
 class Bench:
-    """Two devices, one source, one target, and the rows found."""
+    """A pair of devices, one source, one target, and the rows found."""
 
-    def __init__(self, runtime: Runtime, sizes: tuple[int, ...]) -> None:
+    def __init__(self, runtime: Runtime, sizes: tuple[int, ...], pair: tuple[int, int] = (0, 1)) -> None:
         self.runtime, self.sizes = runtime, sizes
-        self.rig = Rig(runtime, open_kernels(runtime), devices=(0, 1), patience=30.0)
-        self.source, self.target = self.rig.field(0, sizes[-1]), self.rig.field(1, sizes[-1])
+        self.rig = Rig(runtime, open_kernels(runtime), devices=tuple(dict.fromkeys(pair)), patience=30.0)
+        self.source, self.target = (self.rig.field(device, sizes[-1]) for device in pair)
         self.end = self.rig.event()
         self.rows: list[Row] = []
 
@@ -76,13 +76,13 @@ class Bench:
     def right(self, way: Way, nbytes: int) -> bool:
         rig, iteration = self.rig, self.rig.iteration()
         source, target = self.source.part(0, nbytes), self.target.part(0, nbytes)
-        rig.fill(rig.stream(0), source, iteration)
-        rig.poison(rig.stream(1), Field(1, target.address, nbytes), iteration)
-        for device in (0, 1):
+        rig.fill(rig.stream(source.device), source, iteration)
+        rig.poison(rig.stream(target.device), target, iteration)
+        for device in (source.device, target.device):
             rig.sync(rig.stream(device), "a fill")
         way(nbytes)
         self.end.wait()
-        damage = rig.examine(rig.stream(1), target, iteration, guards=False)
+        damage = rig.examine(rig.stream(target.device), target, iteration, guards=False)
         return damage is None
 
     def compare(self, case: str, ways: dict[str, Way]) -> None:
@@ -196,15 +196,16 @@ class Bench:
 
     # -- more cases --
 
-    def submit(self, link: Link, path: str) -> None:
-        """The call alone, with nothing before it and behind a stream that is busy for milliseconds."""
-        rig, out = self.rig, self.rig.stream(0, "busy")
+    def submit(self, link: Link, path: str, sizes: tuple[int, ...]) -> None:
+        """The call alone, behind a stream that is busy for milliseconds."""
+        rig, src = self.rig, self.source.device
+        out = rig.stream(src, "busy")
         ready, busy = rig.event(), rig.buffer(HOST, 64 * MIB if self.runtime.backend != "sim" else MIB)
-        for nbytes in (MIB, 12 * MIB, self.sizes[-1]):
+        for nbytes in sizes:
             calls = []
             for _ in range(12):
                 for _ in range(8):
-                    out.copy(busy.address, self.source.address, busy.nbytes, dst_device=HOST, src_device=0)
+                    out.copy(busy.address, self.source.address, busy.nbytes, dst_device=HOST, src_device=src)
                 ready.record(out)
                 begin = self.clock()
                 link.copy(self.target.address, self.source.address, nbytes, source_ready=ready, arrived=self.end)
@@ -297,7 +298,7 @@ def measure(part: str, backend: str) -> list[Row]:
                 ways["cuMemcpyPeerAsync"] = bench.bare(bench.rig.stream(0, "bare"))
                 ways |= {name: made for name in ("torch", "cupy") if (made := optional(getattr(bench, name)))}
             bench.compare(part, ways)
-            bench.submit(link, part)
+            bench.submit(link, part, (MIB, 12 * MIB, bench.sizes[-1]))
             bench.stream_of_copies(part, ways)
             bench.both_ways(part, link, back)
             bench.pitched(part, link)
