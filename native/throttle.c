@@ -5,6 +5,11 @@
 
 enum { LARGEST_LIMIT = 1 << 20 };
 
+typedef struct place {
+    xd_event *own;
+    xd_event *exit; /* own, or the caller's */
+} place;
+
 /* The places in use are head, head + 1, ... (modulo limit). The first `retired` of them have an exit event recorded. */
 struct xd_throttle {
     xd_runtime *runtime;
@@ -13,7 +18,7 @@ struct xd_throttle {
     uint64_t left;          /* places that have been left so far; tells one head from the next */
     _Atomic uint64_t blocked;
     unsigned limit, head, used, retired;
-    xd_event *exits[];
+    place places[];
 };
 
 int xd_throttle_open(xd_throttle **out, xd_runtime *runtime, unsigned limit, xd_error *err)
@@ -23,12 +28,12 @@ int xd_throttle_open(xd_throttle **out, xd_runtime *runtime, unsigned limit, xd_
         return status;
     if (!limit || limit > LARGEST_LIMIT)
         return xd_fail(err, XD_INVALID, 0, "throttle_open", "limit is %u; allowed: 1 to %d", limit, LARGEST_LIMIT);
-    xd_throttle *throttle = xd_new(sizeof *throttle + limit * sizeof throttle->exits[0], "throttle_open", err);
+    xd_throttle *throttle = xd_new(sizeof *throttle + limit * sizeof throttle->places[0], "throttle_open", err);
     if (!throttle)
         return XD_NO_HOST_MEMORY;
     throttle->runtime = runtime;
     for (; throttle->limit < limit; throttle->limit++) {
-        status = xd_event_open(&throttle->exits[throttle->limit], runtime, 0, err);
+        status = xd_event_open(&throttle->places[throttle->limit].own, runtime, 0, err);
         if (status)
             goto close_exits;
     }
@@ -40,7 +45,7 @@ int xd_throttle_open(xd_throttle **out, xd_runtime *runtime, unsigned limit, xd_
 
 close_exits:
     while (throttle->limit)
-        xd_event_close(&throttle->exits[--throttle->limit]);
+        xd_event_close(&throttle->places[--throttle->limit].own);
     free(throttle);
     return status;
 }
@@ -51,7 +56,7 @@ void xd_throttle_close(xd_throttle **at)
     if (!throttle)
         return;
     for (unsigned i = 0; i < throttle->limit; i++)
-        xd_event_close(&throttle->exits[i]);
+        xd_event_close(&throttle->places[i].own);
     pthread_cond_destroy(&throttle->changed);
     pthread_mutex_destroy(&throttle->lock);
     xd_runtime_count(throttle->runtime, XD_LIVE_THROTTLES, -1);
@@ -75,7 +80,7 @@ static int wait_for_oldest(xd_throttle *throttle, uint64_t until, uint64_t unret
         return XD_OK;
     }
     uint64_t left = throttle->left;
-    xd_event *exit = throttle->exits[throttle->head];
+    xd_event *exit = throttle->places[throttle->head].exit;
     pthread_mutex_unlock(&throttle->lock);
     uint64_t remaining = xd_remaining(xd_runtime_clock(throttle->runtime), until);
     int status = xd_event_wait(exit, remaining, came, err);
@@ -107,23 +112,37 @@ int xd_throttle_admit(xd_throttle *throttle, uint64_t timeout, int *admitted, xd
     return status;
 }
 
-int xd_throttle_retire(xd_throttle *throttle, xd_stream *stream, xd_error *err)
+/* Records `stream` in the place's own event, or takes `event`, as it was recorded last. */
+static int retire(xd_throttle *throttle, xd_stream *stream, xd_event *event, xd_error *err)
 {
     int status = xd_runtime_enter(throttle->runtime, "throttle_retire", err);
     if (status)
         return status;
     pthread_mutex_lock(&throttle->lock);
+    place *leaving = &throttle->places[(throttle->head + throttle->retired) % throttle->limit];
     if (throttle->retired == throttle->used)
         status = xd_fail(err, XD_INVALID, 0, "throttle_retire", "all of the %u places in use have been retired",
                          throttle->used);
-    else
-        status = xd_event_record(throttle->exits[(throttle->head + throttle->retired) % throttle->limit], stream, err);
+    else if (stream)
+        status = xd_event_record(leaving->own, stream, err);
     if (!status) {
+        leaving->exit = event ? event : leaving->own;
         throttle->retired++;
         pthread_cond_broadcast(&throttle->changed);
     }
     pthread_mutex_unlock(&throttle->lock);
     return status;
+}
+
+int xd_throttle_retire(xd_throttle *throttle, xd_stream *stream, xd_error *err)
+{
+    return retire(throttle, stream, NULL, err);
+}
+
+int xd_throttle_retire_at(xd_throttle *throttle, xd_event *event, xd_error *err)
+{
+    int status = xd_runtime_check_same(throttle->runtime, event->runtime, "throttle_retire", err);
+    return status ? status : retire(throttle, NULL, event, err);
 }
 
 void xd_throttle_withdraw(xd_throttle *throttle)

@@ -253,6 +253,9 @@ void xd_throttle_close(xd_throttle **throttle);
 int xd_throttle_admit(xd_throttle *throttle, uint64_t timeout, int *admitted, xd_error *err);
 /* The oldest place without an exit event leaves when `stream` gets here. */
 int xd_throttle_retire(xd_throttle *throttle, xd_stream *stream, xd_error *err);
+/* The same for an event that has been recorded already. It must stay open, and as it is, until the place is left: at the
+   latest when `limit` more have been retired. */
+int xd_throttle_retire_at(xd_throttle *throttle, xd_event *event, xd_error *err);
 /* Gives the newest place back: the microbatch never ran. */
 void xd_throttle_withdraw(xd_throttle *throttle);
 int xd_throttle_in_flight(xd_throttle *throttle, unsigned *count, xd_error *err);

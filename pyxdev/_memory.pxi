@@ -296,6 +296,8 @@ cdef class Throttle:
     cdef xd_throttle *ptr
     cdef readonly Runtime runtime
     cdef readonly unsigned limit
+    cdef list exits  # what retire_at was given, for as long as it may be waited for
+    cdef unsigned turn
     cdef object __weakref__
 
     cdef Throttle open(self, Runtime runtime, unsigned limit):
@@ -305,6 +307,7 @@ cdef class Throttle:
         self.ptr = out
         self.runtime = runtime
         self.limit = limit
+        self.exits = [None] * limit
         return self
 
     cdef xd_throttle *alive(self) except NULL:
@@ -354,6 +357,23 @@ cdef class Throttle:
         with nogil:
             status = xd_throttle_retire(throttle, exit, &err)
         check(status, &err)
+        self.retired(None)
+
+    def retire_at(self, Lease lease not None):
+        cdef xd_error err
+        cdef xd_throttle *throttle = self.alive()
+        cdef xd_event *exit = (<Event?>lease.item).alive()
+        cdef int status
+        with nogil:
+            status = xd_throttle_retire_at(throttle, exit, &err)
+        check(status, &err)
+        self.retired(lease)
+
+    cdef int retired(self, exit) except -1:
+        """So many retirements ago is long enough for a place to have been left."""
+        self.exits[self.turn] = exit
+        self.turn = (self.turn + 1) % self.limit
+        return 0
 
     def withdraw(self):
         xd_throttle_withdraw(self.alive())

@@ -153,6 +153,7 @@ cdef extern from "xdev.h" nogil:
     void xd_throttle_close(xd_throttle **throttle)
     int xd_throttle_admit(xd_throttle *throttle, uint64_t timeout, int *admitted, xd_error *err)
     int xd_throttle_retire(xd_throttle *throttle, xd_stream *stream, xd_error *err)
+    int xd_throttle_retire_at(xd_throttle *throttle, xd_event *event, xd_error *err)
     void xd_throttle_withdraw(xd_throttle *throttle)
     int xd_throttle_in_flight(xd_throttle *throttle, unsigned *count, xd_error *err)
     uint64_t xd_throttle_blocked(const xd_throttle *throttle)

@@ -150,10 +150,8 @@ class Executor:
                 stage = hop.consumer
                 slot = hop.send(batch, activation)
                 activation = stage.run(batch, slot, activation.value)
-            batch.end.record(stage.stream)
-            activation.ready = batch.end
             batch.output = activation
-            self._leave(batch, stage)
+            self._leave(batch)
         except Stopped:
             self._leave_early(batch, stage, slot)
         except BaseException as error:
@@ -161,17 +159,18 @@ class Executor:
             if not isinstance(error, Exception):
                 raise
 
-    def _leave(self, batch: Microbatch, stage: BoundStage) -> None:
-        """The place in flight is given back when the stage's stream gets here."""
-        self._line.throttle.retire(stage.stream)
+    def _leave(self, batch: Microbatch) -> None:
+        """The place in flight is given back at the microbatch's end."""
+        self._line.throttle.retire_at(batch.exit)
         self._turn = batch.turn + 1
 
     def _leave_early(self, batch: Microbatch, stage: BoundStage, slot: Slot) -> None:
         """A stage raised. What it and those before it have queued is covered by events as ever."""
         try:
-            slot.free.record(stage.stream)
-            batch.end.record(stage.stream)
-            self._leave(batch, stage)
+            stage.leave(batch, slot)
+            if not stage.is_last:
+                batch.end.record(stage.stream)
+            self._leave(batch)
         except BaseException as error:
             self._recover(batch, stage, error)
             if not isinstance(error, Exception):

@@ -46,6 +46,7 @@ class Line:
             )  # fmt: skip
             self.stages.append(stack.enter_context(closing(bound)))
         self.first, self.last = self.stages[0], self.stages[-1]
+        self.last.is_last = True
         self.links = stack.enter_context(closing(Links(runtime, settings)))
         self.hops = [
             Hop(self.links.between(producer.device, consumer.device), producer, consumer)

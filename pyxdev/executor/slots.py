@@ -72,7 +72,7 @@ class Slot:
     outputs are there.
     """
 
-    __slots__ = ("address", "arrived", "buffer", "free", "nbytes", "views")
+    __slots__ = ("_lent", "address", "arrived", "buffer", "free", "nbytes", "views")
 
     def __init__(self, runtime: Runtime) -> None:
         self.buffer: Buffer | None = None
@@ -81,6 +81,12 @@ class Slot:
         self.arrived: Event = runtime.event()
         self.free: Event = runtime.event()
         self.views: dict[Any, Any] = {}  # what the adapter made of the memory, by layout
+        self._lent: Lease | None = None
+
+    def borrow(self, free: Lease) -> None:
+        """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
+        self._lent = free
+        self.free = free.item
 
 
 class Slots:

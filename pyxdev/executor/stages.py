@@ -40,6 +40,7 @@ class BoundStage:
         self.stream: Stream = runtime.stream(device)
         self.slots = Slots(runtime, device, depth, shrinks, leaving)
         self.blocks = Blocks(runtime, device, leaving)
+        self.is_last = False
         self._readers = Events(runtime)
         self._held: deque[tuple[Event, Any, int]] = deque()
 
@@ -48,9 +49,15 @@ class BoundStage:
         self.stream.wait(slot.arrived)
         self._settle(batch.turn)
         outgoing = self.adapter.run(self, batch, slot, incoming)
-        slot.free.record(self.stream)
+        self.leave(batch, slot)
         outgoing.ready = slot.free
         return outgoing
+
+    def leave(self, batch: Microbatch, slot: Slot) -> None:
+        """What the stage has queued for a microbatch ends here. For the last stage that is the microbatch's own end."""
+        if self.is_last:
+            slot.borrow(batch.exit)
+        slot.free.record(self.stream)
 
     def _settle(self, turn: int) -> None:
         """Lets go of outputs that were handed on depth microbatches ago."""

@@ -34,14 +34,14 @@ class Microbatch:
     Kernels that run later than they are submitted look at `stopped` first and report with fail().
     """
 
-    __slots__ = ("_end", "cancelled", "end", "epoch", "error", "index", "output", "ticket", "turn")
+    __slots__ = ("cancelled", "end", "epoch", "error", "exit", "index", "output", "ticket", "turn")
 
     def __init__(self, index: int, turn: int, epoch: Epoch, ends: Events) -> None:
         self.index = index
         self.turn = turn
         self.epoch = epoch
-        self._end = ends.lend()
-        self.end: Event = self._end.item  # recorded at the end of the last stage
+        self.exit = ends.lend()
+        self.end: Event = self.exit.item  # recorded at the end of the last stage
         self.error: BaseException | None = None
         self.cancelled = False
         self.output: Activation | None = None

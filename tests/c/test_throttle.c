@@ -130,6 +130,28 @@ static void errors(void)
     end();
 }
 
+/* An event that others need too: nothing is recorded, and it is that event which is waited for. */
+static void leaves_at_an_event(void)
+{
+    begin(1);
+    xd_event *event = NULL;
+    OK(xd_event_open(&event, runtime, 0, &err));
+    FAILS(xd_throttle_retire_at(throttle, event, &err), XD_INVALID);
+    CHECK_EQ(admit(0), 1);
+    OK(xd_event_record(event, stream, &err));
+    OK(xd_throttle_retire_at(throttle, event, &err));
+    CHECK_TEXT(rec.log, "s0 record e0\n");
+    rec.pending = 2;
+    CHECK_EQ(admit(0), 0);
+    rec.pending = 0;
+    CHECK_EQ(admit(0), 1);
+    OK(xd_throttle_retire(throttle, stream, &err));
+    CHECK_TEXT(rec.log, "s0 record e0\ns0 record e1\n");
+    CHECK_EQ(in_flight(), 0);
+    xd_event_close(&event);
+    end();
+}
+
 enum { LIMIT = 3, WORKERS = 4, ROUNDS = 500 };
 static atomic_int inside, most;
 
@@ -170,6 +192,7 @@ int main(void)
     time_outs();
     withdrawn();
     errors();
+    leaves_at_an_event();
     threads();
     return 0;
 }

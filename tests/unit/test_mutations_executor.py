@@ -159,7 +159,7 @@ SCENES = (
 Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
 MUTATIONS: list[Mutation] = [
     ("stage: input arrived", BoundStage.run, "self.stream.wait(slot.arrived)", "pass", slow_links),
-    ("stage: slot free recorded", BoundStage.run, "slot.free.record(self.stream)", "pass", slow_consumers),
+    ("stage: slot free recorded", BoundStage.leave, "slot.free.record(self.stream)", "pass", slow_consumers),
     ("stage: outputs read", BoundStage._settle, "self.stream.wait(released)", "pass", slow_consumers),
     ("stage: outputs held", BoundStage.hold, "self._held.append((released, keep, turn))", "pass", slow_consumers),
     ("hop: source ready", stages.send, "ready: Event | None = source.ready", "ready = None", slow_producers),
