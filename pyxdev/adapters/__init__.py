@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pyxdev._native import Runtime
-from pyxdev.adapters.activation import Activation, Layouts, Value
+from pyxdev.adapters.activation import Activation, Joined, Layouts, Value
 from pyxdev.adapters.adapter import Adapter, Source, Stopped
 from pyxdev.errors import InvalidArgument, Unsupported
 
-__all__ = ["NAMES", "Activation", "Adapter", "Layouts", "Source", "Stopped", "Value", "choose", "make"]
+__all__ = ["NAMES", "Activation", "Adapter", "Joined", "Layouts", "Source", "Stopped", "Value", "choose", "make"]
 
 NAMES = ("auto", "numpy", "torch", "raw")
 

@@ -135,6 +135,7 @@ class Layouts:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Structure, tuple[Spec, ...]], Layout] = {}
+        self._joined: dict[tuple[Layout, ...], Layout] = {}
 
     def of(self, structure: Structure, specs: tuple[Spec, ...]) -> Layout:
         layout = self._known.get((structure, specs))
@@ -142,6 +143,16 @@ class Layouts:
             if len(self._known) >= self.LIMIT:
                 self._known.clear()
             layout = self._known[structure, specs] = Layout(structure, specs)
+        return layout
+
+    def joined(self, parts: tuple[Layout, ...]) -> Layout:
+        """Of a tuple of values, whose arrays lie one value after the other."""
+        layout = self._joined.get(parts)
+        if layout is None:
+            if len(self._joined) >= self.LIMIT:
+                self._joined.clear()
+            structure = Node(tuple, None, tuple([part.structure for part in parts]))
+            layout = self._joined[parts] = self.of(structure, tuple([spec for part in parts for spec in part.specs]))
         return layout
 
 
@@ -167,6 +178,24 @@ class Value:
     def values(self) -> list[Any]:
         """The plain leaves."""
         return self.plain
+
+
+class Joined(Value):
+    """A tuple of values."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, layouts: Layouts, parts: list[Value]) -> None:
+        self._parts = parts
+        guess = [known for part in parts for known in part.guess]
+        super().__init__(layouts.joined(tuple([part.layout for part in parts])), [], guess)
+
+    @property
+    def complete(self) -> bool:
+        return all(part.complete for part in self._parts)
+
+    def values(self) -> list[Any]:
+        return [plain for part in self._parts for plain in part.values()]
 
 
 class Activation:

@@ -23,7 +23,6 @@ from pyxdev.executor.order import Order
 from pyxdev.executor.plan import Plan, Stage
 from pyxdev.executor.progress import with_progress
 from pyxdev.executor.rest import PATIENCE
-from pyxdev.executor.slots import Slot
 from pyxdev.executor.stages import BoundStage
 from pyxdev.executor.tickets import Epoch, Microbatch, Ticket
 from pyxdev.settings import Settings, resolve
@@ -148,12 +147,11 @@ class Executor:
             activation = stage.run(batch, slot, source.value)
             for hop in line.hops:
                 stage = hop.consumer
-                slot = hop.send(batch, activation)
-                activation = stage.run(batch, slot, activation.value)
+                activation = hop.run(batch, activation)
             batch.output = activation
             self._leave(batch)
         except Stopped:
-            self._leave_early(batch, stage, slot)
+            self._leave_early(batch, stage)
         except BaseException as error:
             self._recover(batch, stage, error)
             if not isinstance(error, Exception):
@@ -164,10 +162,12 @@ class Executor:
         self._line.throttle.retire_at(batch.exit)
         self._turn = batch.turn + 1
 
-    def _leave_early(self, batch: Microbatch, stage: BoundStage, slot: Slot) -> None:
+    def _leave_early(self, batch: Microbatch, stage: BoundStage) -> None:
         """A stage raised. What it and those before it have queued is covered by events as ever."""
         try:
-            stage.leave(batch, slot)
+            for before in self._line.stages[: stage.index]:  # it need not read all of them
+                stage.stream.wait(before.slots.of(batch.turn).free)
+            stage.leave(batch, stage.slots.of(batch.turn))
             if not stage.is_last:
                 batch.end.record(stage.stream)
             self._leave(batch)

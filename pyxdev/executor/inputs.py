@@ -132,7 +132,8 @@ class Inputs:
         slot = self._stage.slots.take(batch.turn, source.layout.nbytes)
         if type(source.value) is not Gathered:
             released = self._last.reader_event()
-            send(self._links.between(source.device, self._stage.device), source, slot, released)
+            link = self._links.between(source.device, self._stage.device)
+            send(link, source, slot.address, slot.free, released, slot.arrived)
             self._last.hold(released, source.keep, batch.turn)
         elif len(source.keep) == 1 and not source.value.plain and self._is_away(source.keep[0]):
             self._copy(batch.turn, source.keep[0], slot, 0, source.layout.specs[0].nbytes, slot.arrived)

@@ -17,7 +17,7 @@ from pyxdev.executor.plan import Plan, Stage
 from pyxdev.executor.rest import PATIENCE, come_to_rest
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.slots import Events, Leaving
-from pyxdev.executor.stages import BoundStage, Hop
+from pyxdev.executor.stages import BoundStage, Hop, Join
 from pyxdev.settings import Settings
 
 log = logging.getLogger("pyxdev")
@@ -33,25 +33,32 @@ class Line:
     ) -> None:  # fmt: skip
         self.in_flight = in_flight
         self.depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, in_flight))
+        wired = planning.wire(declared)
         placed = planning.place(devices, declared, runtime.device_count, runtime.backend)
         names = [adapters.choose(stage.adapter or adapter, runtime, [one.fn for one in declared]) for stage in declared]
         layouts = Layouts()
         self.leaving = stack.enter_context(closing(Leaving(in_flight)))
         self.ends = stack.enter_context(closing(Events(runtime)))
         self.stages: list[BoundStage] = []
-        for n, (stage, device, name) in enumerate(zip(declared, placed, names, strict=True)):
+        for n, (stage, device, name, sources) in enumerate(zip(declared, placed, names, wired, strict=True)):
+            slots = planning.slots(self.depth, sources, n, in_flight) if depth == "auto" else self.depth
             bound = BoundStage(
-                runtime, stage, n, device, in_flight, self.depth, depth == "auto", adapters.make(name, layouts),
-                self.leaving,
+                runtime, stage, n, device, in_flight, slots, depth == "auto", sources,
+                max(1, sum(read.count(n) for read in wired)), adapters.make(name, layouts), self.leaving,
             )  # fmt: skip
             self.stages.append(stack.enter_context(closing(bound)))
         self.first, self.last = self.stages[0], self.stages[-1]
         self.last.is_last = True
         self.links = stack.enter_context(closing(Links(runtime, settings)))
-        self.hops = [
-            Hop(self.links.between(producer.device, consumer.device), producer, consumer)
-            for producer, consumer in zip(self.stages, self.stages[1:], strict=False)
-        ]
+        self.hops: list[Hop | Join] = []
+        for stage, bound in zip(declared[1:], self.stages[1:], strict=True):
+            producers = [self.stages[n] for n in bound.inputs]
+            between = [self.links.between(producer.device, bound.device) for producer in producers]
+            if bound.inputs == (bound.index - 1,) and (stage.inputs is None or isinstance(stage.inputs, str | int)):
+                hop: Hop | Join = Hop(between[0], producers[0], bound)
+            else:
+                hop = Join(runtime, between, producers, bound, isinstance(stage.inputs, str | int), layouts)
+            self.hops.append(stack.enter_context(closing(hop)))
         inputs = Inputs(runtime, self.first, self.last, layouts, in_flight, self.links)
         self.inputs = stack.enter_context(closing(inputs))
         self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))

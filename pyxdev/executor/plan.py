@@ -27,7 +27,9 @@ class Stage:
         waiting for the first call with new input shapes, or other bool, str or None among the plain values; numbers are
         taken not to matter for shapes.
     cost: seconds of a simulated device; a number or a function of x as for `out`.
-    name: for messages and traces.
+    name: for messages and traces, and for `inputs` of later stages.
+    inputs: the earlier stage whose output is x, by name or number (-1: the one before), or a sequence of several, and x
+        is the tuple of their outputs; () for none. None: the one before; for the first stage: what is submitted.
     """
 
     fn: Callable[..., Any]
@@ -36,6 +38,7 @@ class Stage:
     out: Any = None
     cost: float | Callable[[Any], float] = 0.0
     name: str | None = None
+    inputs: str | int | Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -60,7 +63,8 @@ class LinkPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage. slots: bytes of memory its inputs have so far; outputs: the same for its outputs."""
+    """One stage. slots: bytes of memory its inputs have so far; outputs: the same for its outputs. inputs: the numbers
+    of the stages that it reads; none for the first."""
 
     name: str
     device: int
@@ -68,6 +72,7 @@ class StagePlan:
     depth: int
     slots: int
     outputs: int
+    inputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,52 @@ def place(devices: Any, stages: Sequence[Stage], count: int, backend: str) -> li
         spread[n] if stage.device is None else check_ordinal(stage.device, f"the device of stage {n}", count, backend)
         for n, stage in enumerate(stages)
     ]
+
+
+def wire(stages: Sequence[Stage]) -> list[tuple[int, ...]]:
+    """The numbers of the stages that each one reads. Every output but the last has a reader: it is by its readers that
+    the end of a microbatch is known."""
+    if stages[0].inputs is not None:
+        raise InvalidArgument(
+            f"inputs of stage 0 ({stages[0].label}) is {stages[0].inputs!r}; the first stage gets what is submitted"
+        )
+    wired = [(), *(_sources(stages, n) for n in range(1, len(stages)))]
+    unread = set(range(len(stages) - 1)).difference(*wired)
+    for n in sorted(unread):
+        raise InvalidArgument(f"nothing reads the output of stage {n} ({stages[n].label}); a later one's inputs must")
+    return wired
+
+
+def _sources(stages: Sequence[Stage], n: int) -> tuple[int, ...]:
+    inputs = stages[n].inputs
+    if inputs is None:
+        return (n - 1,)
+    if isinstance(inputs, str | int):
+        return (_source(stages, n, inputs),)
+    if not isinstance(inputs, Sequence):
+        raise InvalidArgument(
+            f"inputs of stage {n} is {inputs!r}; a stage before it by name or number is allowed, or a sequence of them"
+        )
+    return tuple([_source(stages, n, one) for one in inputs])
+
+
+def _source(stages: Sequence[Stage], n: int, given: Any) -> int:
+    names = [stage.label for stage in stages[:n]]
+    if isinstance(given, str) and names.count(given) == 1:
+        return names.index(given)
+    if isinstance(given, int) and not isinstance(given, bool) and -n <= given < n:
+        return given % n
+    several = isinstance(given, str) and given in names
+    raise InvalidArgument(
+        f"inputs of stage {n} has {given!r}, which {'several' if several else 'none'} of the stages before it have for "
+        f"a name; allowed: -{n} to {n - 1}, {', '.join(sorted(set(names)))}"
+    )
+
+
+def slots(depth: int, sources: tuple[int, ...], n: int, in_flight: int) -> int:
+    """Slots of stage n, if there are `depth` for a hop between neighbours: what comes past other stages waits there
+    until they are through with it."""
+    return max(depth, min(in_flight, n - min(sources, default=n) + 1)) if len(sources) else depth
 
 
 def bound(value: Any, what: str, automatic: int) -> int:

@@ -104,7 +104,7 @@ class Slots:
 
         Raises OutOfMemory, with the depth that fits, unless the depth was chosen automatically and may shrink.
         """
-        slot = self.ring[turn % len(self.ring)]
+        slot = self.of(turn)
         while slot.nbytes < nbytes:
             try:
                 self._grow(slot, turn, nbytes)
@@ -112,8 +112,12 @@ class Slots:
                 if not self._shrinks or len(self.ring) == 1:
                     raise self._too_deep(nbytes, error) from error
                 self._give_up(slot, turn, nbytes)
-                slot = self.ring[turn % len(self.ring)]
+                slot = self.of(turn)
         return slot
+
+    def of(self, turn: int) -> Slot:
+        """The slot of this turn."""
+        return self.ring[turn % len(self.ring)]
 
     def _grow(self, slot: Slot, turn: int, nbytes: int) -> None:
         try:

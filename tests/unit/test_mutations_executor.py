@@ -60,6 +60,27 @@ def slow_links(seed: int) -> bool:
     return pipeline(seed, (0, 0, 0), in_flight=9, depth=2, host_stage="1", tile_mb=0.01)
 
 
+def graph(seed: int, costs: tuple[float, ...], **options: Any) -> bool:
+    """The last of four stages reads the first and the third."""
+    fns = [lambda x: x + 1, lambda x: x * 2, lambda x: x - 3, lambda x: x[0] * 10 + x[1]]
+    xs = [np.full(SIZE, n, np.float32) for n in range(12)]
+    placed = [
+        Stage(fn, cost=cost, inputs=read)
+        for fn, cost, read in zip(fns, costs, (None, None, None, (0, -1)), strict=True)
+    ]
+    with Executor([0, 1, 2, 0], placed, machine=machine(seed), **{"host_stage": "0", **options}) as pipe:
+        ys = list(pipe.map(xs))
+    return all(np.array_equal(y, (x + 1) * 12 - 3) for x, y in zip(xs, ys, strict=True))
+
+
+def skips(seed: int) -> bool:
+    return graph(seed, (0, 0, 0, 0), in_flight=9, depth=2, host_stage="1", tile_mb=0.01)
+
+
+def slow_join(seed: int) -> bool:
+    return graph(seed, (0, 0, 0, 3e-3), in_flight=9, depth=1)
+
+
 def slow_first(seed: int) -> bool:
     return pipeline(seed, (3e-3, 0, 0), in_flight=9, depth=1)
 
@@ -146,6 +167,8 @@ SCENES = (
     slow_producers,
     slow_consumers,
     slow_links,
+    skips,
+    slow_join,
     slow_first,
     growing,
     loop,
@@ -163,9 +186,11 @@ MUTATIONS: list[Mutation] = [
     ("stage: outputs read", BoundStage._settle, "self.stream.wait(released)", "pass", slow_consumers),
     ("stage: outputs held", BoundStage.hold, "self._held.append((released, keep, turn))", "pass", slow_consumers),
     ("hop: source ready", stages.send, "ready: Event | None = source.ready", "ready = None", slow_producers),
-    ("hop: slot free", stages.send, "free: Event | None = slot.free", "free = None", slow_consumers),
+    ("hop: slot free", stages.send, "gate: Event | None = free", "gate = None", slow_consumers),
     ("hop: released recorded", stages.send, "released=released if n == last else None,", "", slow_consumers),
-    ("hop: arrived recorded", stages.send, "arrived=slot.arrived if n == last or turns else None,", "", slow_links),
+    ("hop: arrived recorded", stages.send, "arrived=arrived if n == last or turns else None,", "", slow_links),
+    ("join: input arrived", stages.Join.run, "self.consumer.stream.wait(self._arrived)", "pass", skips),
+    ("join: outputs held", stages.Join.run, "producer.hold(released, source.keep, batch.turn)", "pass", slow_join),
     ("hop: ways change", stages.send, "turns = n < last and link.path(nbytes) != ", "turns = False and ", two_ways),
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
     ("upload: arrived recorded", Inputs._gather, "slot.arrived.record(self.stream)", "pass", slow_links),
