@@ -397,7 +397,7 @@ cdef class Throttle:
 @cython.no_gc_clear
 cdef class Lease:
     cdef readonly object item
-    cdef list home
+    cdef readonly list home
 
     def __init__(self, item, list home not None):
         self.item = item

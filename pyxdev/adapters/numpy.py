@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Runtime
+from pyxdev._native import Array
 from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import Source, Stopped
+from pyxdev.adapters.adapter import Stopped
+from pyxdev.adapters.arrays import ArrayAdapter, dtype_name
 from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -41,38 +42,18 @@ class Expected(NamedTuple):
         ]
 
 
-class NumpyAdapter:
+class NumpyAdapter(ArrayAdapter):
     """See the module's docstring. Simulated devices only."""
 
     name = "numpy"
     LIMIT = 4096  # learned outputs kept
 
     def __init__(self, layouts: Layouts) -> None:
-        self._layouts = layouts
+        super().__init__(layouts)
         self._known: dict[tuple[Layout, tuple[Any, ...]], Expected] = {}
-
-    # ---- arrays ----
 
     def is_array(self, leaf: Any) -> bool:
         return isinstance(leaf, np.ndarray | Array)
-
-    def spec(self, leaf: Any) -> Spec:
-        if isinstance(leaf, Array):
-            if not leaf.contiguous:
-                raise InvalidArgument(f"{leaf!r} has strides {leaf.strides}; only contiguous arrays can be sent")
-            return Spec(leaf.shape, leaf.dtype, leaf.nbytes)
-        return host_spec(leaf)
-
-    def device(self, leaf: Any) -> int:
-        return leaf.device if isinstance(leaf, Array) else HOST
-
-    def write(self, leaf: Any, memory: Any) -> None:
-        np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
-
-    def source(self, runtime: Runtime, leaf: Any) -> Source:
-        if leaf.runtime is not runtime:
-            raise InvalidArgument(f"{leaf!r} belongs to another runtime")
-        return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
 
     # ---- the stage ----
 
@@ -209,30 +190,13 @@ class NumpyAdapter:
             ]
         return build(layout.structure, iter(arrays), iter(output.value.values()))
 
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-def host_spec(leaf: Any) -> Spec:
-    """The Spec of a NumPy array. Raises InvalidArgument for one whose values are not in its bytes alone."""
-    if leaf.dtype.hasobject or leaf.dtype.names or isinstance(leaf, np.ma.MaskedArray):
-        kind = "masked array" if isinstance(leaf, np.ma.MaskedArray) else f"array of dtype {leaf.dtype}"
-        raise InvalidArgument(f"a {kind} cannot go to a device; plain numbers, bools and fixed-size bytes can")
-    return Spec(leaf.shape, _text(leaf.dtype), leaf.nbytes)
-
-
-def _text(dtype: np.dtype[Any]) -> str:
-    """The name that np.dtype() and other libraries know it by."""
-    named = dtype.kind in "biufc" or (dtype.kind == "V" and not dtype.name.startswith("void"))  # V: ml_dtypes' floats
-    return dtype.name if named and dtype.isnative else dtype.str
-
 
 def _spec_like(leaf: Any) -> Spec:
     if isinstance(leaf, Spec):
         return leaf
     dtype = np.dtype(leaf.dtype)
     shape = tuple([int(extent) for extent in leaf.shape])
-    return Spec(shape, _text(dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return Spec(shape, dtype_name(dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
 
 
 def _memory(address: int, nbytes: int) -> Any:

@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from pyxdev._native import HOST, Array, Event, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
-from pyxdev.adapters.numpy import host_spec
+from pyxdev.adapters.arrays import host_spec
 from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import threading
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,18 +152,147 @@ def test_memory_is_used_again() -> None:
         assert pipe.plan().memory == warm
 
 
-def test_what_only_the_pipeline_refers_to_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[Array] = []
-    copy = RawAdapter._copied
-    monkeypatch.setattr(RawAdapter, "_copied", lambda self, raw, leaf: copied.append(leaf) or copy(self, raw, leaf))
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Addresses of outputs that were copied."""
+    found: list[int] = []
+    copy = RawAdapter._copy
 
-    def fresh(stage: Any, x: Array) -> Any:
-        y = stage.empty(x.shape, x.dtype)
-        stage.stream.copy(y.address, x.address, x.nbytes, dst_device=stage.device, src_device=stage.device)
-        return [y.raw, 1]
+    def noted(self: RawAdapter, raw: Any, address: int, nbytes: int) -> Any:
+        found.append(address)
+        return copy(self, raw, address, nbytes)
 
-    with Executor([0, 1], [fresh, lambda stage, x: x], adapter="raw", host_stage="0", machine=machine(2)) as pipe:
+    monkeypatch.setattr(RawAdapter, "_copy", noted)
+    return found
+
+
+def fresh(stage: Any, x: Array) -> Array:
+    y = stage.empty(x.shape, x.dtype)
+    stage.stream.copy(y.address, x.address, x.nbytes, dst_device=stage.device, src_device=stage.device)
+    return y
+
+
+def part(y: Array) -> Array:
+    return Array(y.runtime, y.device, y.address + 1, (y.nbytes - 1,), "uint8", owner=y)
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda y: y,
+        lambda y: [y.raw, 1],
+        part,
+        lambda y: (y, {"again": y, "part": part(y)}),
+        lambda y: [y, y.raw, y.raw],
+    ],
+)
+def test_what_only_the_pipeline_refers_to_is_not_copied(copied: list[int], give: Any) -> None:
+    with Executor(
+        [0, 1], [lambda stage, x: give(fresh(stage, x)), lambda stage, x: 1], adapter="raw", machine=machine(2)
+    ) as pipe:
         for n in range(3):
-            y = pipe.submit(np.full(10, n, np.uint8)).result()[0]
+            assert pipe.submit(np.full(10, n, np.uint8)).result() == 1
+    assert copied == []
+
+
+def test_inputs_returned_are_copied(copied: list[int]) -> None:
+    with Executor([0], [lambda stage, x: [x, x.raw]], adapter="raw", machine=machine(1)) as pipe:
+        for n in range(3):
+            assert all((y.numpy() == n).all() for y in pipe.submit(np.full(10, n, np.uint8)).result())
+    assert len(copied) == 6
+
+
+def held_by_a_thread(y: Array) -> Any:
+    given, done = threading.Event(), threading.Event()
+
+    def hold(y: Array) -> None:
+        given.set()
+        done.wait()
+        assert y.address
+
+    thread = threading.Thread(target=hold, args=(y,))
+    thread.start()
+    given.wait()
+    return SimpleNamespace(close=lambda: (done.set(), thread.join()))
+
+
+def caught(y: Array) -> BaseException:
+    try:
+        raise RuntimeError(y.shape)  # its traceback has this frame, and that has y
+    except RuntimeError as error:
+        return error
+
+
+WAYS_TO_KEEP = {
+    "array": lambda y: y,
+    "bytes": lambda y: y.raw,
+    "part": part,
+    "owner": lambda y: y.owner,
+    "numpy": lambda y: np.asarray(y),
+    "view of numpy": lambda y: np.asarray(y)[3:],
+    "dlpack": lambda y: y.__dlpack__(),
+    "dlpack 1.0": lambda y: y.__dlpack__(max_version=(1, 0)),
+    "numpy of dlpack": lambda y: np.from_dlpack(y),
+    "closure": lambda y: lambda: y.address,
+    "cycle": lambda y: (cycle := [y]).append(cycle) or cycle,
+    "generator": lambda y: (lambda g: (next(g), g))(y.address if n else None for n in range(2)),
+    "exception": caught,
+    "thread": held_by_a_thread,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_KEEP)
+def test_what_a_stage_keeps_is_copied(copied: list[int], way: str) -> None:
+    """However it keeps it; and once it lets go, the memory is used again."""
+    kept: list[Any] = []
+
+    def keeps(stage: Any, x: Array) -> Array:
+        y = fresh(stage, x)
+        kept.append((WAYS_TO_KEEP[way](y), y.address))
+        return y
+
+    with Executor([0], [keeps], adapter="raw", in_flight=1, machine=machine(1)) as pipe:
+        for n in range(3):
+            assert (pipe.submit(np.full(10, n, np.uint8)).result().numpy() == n).all()
+        addresses = [address for _, address in kept]
+        assert copied == addresses and len(set(addresses)) == 3
+        for thing, _ in kept:
+            if way == "thread":
+                thing.close()
+        thing = None
+        kept.clear()
+        gc.collect()
+        before = pipe.plan().memory
+        for n in range(3):
+            assert (pipe.submit(np.full(10, n, np.uint8)).result().numpy() == n).all()
+            kept.clear() if way != "thread" else kept.pop()[0].close()
+            gc.collect()
+        assert pipe.plan().memory == before
+
+
+def test_temporaries_of_a_stage_share_memory() -> None:
+    used = set()
+
+    def chain(stage: Any, x: Array) -> Array:
+        for _ in range(10):
+            x = fresh(stage, x)
+            used.add(x.address)
+        return x
+
+    with Executor([0, 1], [chain, chain], adapter="raw", host_stage="0", in_flight=4, machine=machine(2)) as pipe:
+        for n, y in enumerate(pipe.map([np.full(1000, n) for n in range(12)])):
             assert (y.numpy() == n).all()
-    assert len(copied) == 3  # by the second stage, which returns its input
+    assert len(used) <= 2 * (2 + 4)  # on each device two at a time, and one for each microbatch in flight
+
+
+def test_an_output_kept_for_one_call_is_passed_on_by_the_next(copied: list[int]) -> None:
+    last: list[Array] = []
+
+    def delay(stage: Any, x: Array) -> Array:
+        last.append(fresh(stage, x))
+        return last.pop(0) if len(last) > 1 else last[0]
+
+    with Executor([0], [delay], adapter="raw", machine=machine(1)) as pipe:
+        ys = [y.numpy()[0] for y in pipe.map([np.full(10, n, np.uint8) for n in range(5)])]
+        assert ys == [0, 0, 1, 2, 3] and len(copied) == 1
+        last.clear()
