@@ -76,7 +76,7 @@ static int status_of(cu_result code)
     case CU_MPS_CLIENT_TERMINATED:
         return XD_DEVICE_FAULT;
     default:
-        return XD_DRIVER;
+        return code >= CU_STREAM_CAPTURE_UNSUPPORTED && code <= CU_STREAM_CAPTURE_WRONG_THREAD ? XD_INVALID : XD_DRIVER;
     }
 }
 
@@ -615,12 +615,27 @@ static int cuda_fill(xd_driver *driver, int device, void *stream, uint64_t addre
     return leave(&in, code, "cuMemsetD8Async", err);
 }
 
+/* A host function is given to the vendor once and frees itself, so a graph could not run it again. */
+static int refuse_capture(const scope *in, void *stream, xd_error *err)
+{
+    unsigned capturing = CU_CAPTURE_NONE;
+    cu_result code = in->c->cu.cuStreamIsCapturing(stream, &capturing);
+    if (code == CU_SUCCESS && capturing == CU_CAPTURE_NONE)
+        return XD_OK;
+    if (code != CU_SUCCESS)
+        return leave(in, code, "cuStreamIsCapturing", err);
+    restore(in);
+    return xd_fail(err, XD_INVALID, 0, in->operation, "host functions cannot be captured");
+}
+
 static int cuda_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err)
 {
     cuda *c = (cuda *)driver;
     xd_launch *launch;
     scope in;
     int status = enter(&in, driver, device, "launch", err);
+    if (status == XD_OK)
+        status = refuse_capture(&in, stream, err);
     if (status != XD_OK) {
         if (kernel->drop)
             kernel->drop(kernel->arg);
@@ -635,6 +650,53 @@ static int cuda_launch(xd_driver *driver, int device, void *stream, const xd_ker
     if (code != CU_SUCCESS)
         xd_launch_cancel(launch);
     return leave(&in, code, "cuLaunchHostFunc", err);
+}
+
+/* ---- graphs ---- */
+
+static int cuda_capture_begin(xd_driver *driver, int device, void *stream, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "capture_begin", err);
+    if (status != XD_OK)
+        return status;
+    return leave(&in, in.c->cu.cuStreamBeginCapture(stream, CU_CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture", err);
+}
+
+static int cuda_capture_end(xd_driver *driver, int device, void *stream, void **out, xd_error *err)
+{
+    scope in;
+    cu_graph graph = NULL;
+    cu_graph_exec made = NULL;
+    int status = make_current(&in, driver, device, "capture_end", err);
+    if (status != XD_OK)
+        return status;
+    const char *call = "cuStreamEndCapture";
+    cu_result code = in.c->cu.cuStreamEndCapture(stream, &graph);
+    if (code == CU_SUCCESS) {
+        call = "cuGraphInstantiateWithFlags";
+        code = in.c->cu.cuGraphInstantiateWithFlags(&made, graph, 0);
+    }
+    if (graph)
+        in.c->cu.cuGraphDestroy(graph);
+    status = leave(&in, code, call, err);
+    if (status == XD_OK)
+        *out = made;
+    return status;
+}
+
+static int cuda_graph_launch(xd_driver *driver, int device, void *graph, void *stream, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "graph_launch", err);
+    return status == XD_OK ? leave(&in, in.c->cu.cuGraphLaunch(graph, stream), "cuGraphLaunch", err) : status;
+}
+
+static int cuda_graph_destroy(xd_driver *driver, int device, void *graph, xd_error *err)
+{
+    scope in;
+    int status = make_current(&in, driver, device, "graph_destroy", err);
+    return status == XD_OK ? leave(&in, in.c->cu.cuGraphExecDestroy(graph), "cuGraphExecDestroy", err) : status;
 }
 
 /* ---- the driver ---- */
@@ -689,6 +751,10 @@ int xd_cuda_create(xd_driver **out, const xd_symbol *symbols, size_t count, xd_e
         .fill = cuda_fill,
         .launch = cuda_launch,
         .settle = cuda_settle,
+        .capture_begin = cuda_capture_begin,
+        .capture_end = cuda_capture_end,
+        .graph_launch = cuda_graph_launch,
+        .graph_destroy = cuda_graph_destroy,
     };
     *out = &c->driver;
     return XD_OK;

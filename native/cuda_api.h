@@ -14,6 +14,8 @@ typedef unsigned long long cu_address; /* CUdeviceptr */
 typedef struct cu_context_s *cu_context;
 typedef struct cu_stream_s *cu_stream;
 typedef struct cu_event_s *cu_event;
+typedef struct cu_graph_s *cu_graph;
+typedef struct cu_graph_exec_s *cu_graph_exec;
 typedef void (*cu_host_function)(void *arg);
 
 typedef struct cu_uuid {
@@ -55,6 +57,9 @@ enum { /* CUresult */
     CU_SYSTEM_DRIVER_MISMATCH = 803,
     CU_COMPAT_NOT_SUPPORTED_ON_DEVICE = 804,
     CU_MPS_CLIENT_TERMINATED = 810,
+    CU_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first of those about captures */
+    CU_STREAM_CAPTURE_INVALIDATED = 901,
+    CU_STREAM_CAPTURE_WRONG_THREAD = 908, /* the last */
 };
 
 enum { /* CUdevice_attribute */
@@ -67,6 +72,8 @@ enum { /* CUdevice_attribute */
 enum { CU_PORTABLE = 1 };           /* of cuMemHostAlloc */
 enum { CU_NON_BLOCKING = 1 };       /* CUstream_flags */
 enum { CU_WITHOUT_TIMING = 2 };     /* CUevent_flags */
+enum { CU_CAPTURE_THREAD_LOCAL = 1 }; /* CUstreamCaptureMode */
+enum { CU_CAPTURE_NONE = 0 };         /* CUstreamCaptureStatus */
 enum { CU_MEMORY_HOST = 1, CU_MEMORY_DEVICE = 2 }; /* CUmemorytype */
 
 /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device */
@@ -149,7 +156,14 @@ typedef struct cu_copy_3d_peer { /* CUDA_MEMCPY3D_PEER */
     X(cuMemcpy2DAsync, 3020, 0, (const cu_copy_2d *, cu_stream))                                          \
     X(cuMemcpy3DPeerAsync, 4000, 0, (const cu_copy_3d_peer *, cu_stream))                                 \
     X(cuMemsetD8Async, 3020, 0, (cu_address, unsigned char, size_t, cu_stream))                           \
-    X(cuLaunchHostFunc, 10000, 0, (cu_stream, cu_host_function, void *))
+    X(cuLaunchHostFunc, 10000, 0, (cu_stream, cu_host_function, void *))                                  \
+    X(cuStreamIsCapturing, 10000, 0, (cu_stream, unsigned *))                                             \
+    X(cuStreamBeginCapture, 10010, 0, (cu_stream, int))                                                   \
+    X(cuStreamEndCapture, 10000, 0, (cu_stream, cu_graph *))                                              \
+    X(cuGraphInstantiateWithFlags, 11040, 0, (cu_graph_exec *, cu_graph, unsigned long long))             \
+    X(cuGraphDestroy, 10000, 0, (cu_graph))                                                               \
+    X(cuGraphLaunch, 10000, 0, (cu_graph_exec, cu_stream))                                                \
+    X(cuGraphExecDestroy, 10000, 0, (cu_graph_exec))
 
 #define CUDA_MEMBER(name, version, optional, parameters) cu_result(*name) parameters;
 typedef struct cuda_entry_points {

@@ -64,6 +64,14 @@ struct xd_driver {
     /* on: the calling thread is about to make many calls for this device, and keeps it current until the same call with
        on = 0 puts back what was before. Default: nothing. */
     int (*settle)(xd_driver *driver, int device, int on, xd_error *err);
+
+    /* -- graphs, optional: all or none; NULL means XD_UNSUPPORTED -- */
+    /* What the calling thread queues on the stream is recorded from now on. Calls of other threads are not affected. */
+    int (*capture_begin)(xd_driver *driver, int device, void *stream, xd_error *err);
+    /* Ends the capture, also when it fails. */
+    int (*capture_end)(xd_driver *driver, int device, void *stream, void **graph, xd_error *err);
+    int (*graph_launch)(xd_driver *driver, int device, void *graph, void *stream, xd_error *err);
+    int (*graph_destroy)(xd_driver *driver, int device, void *graph, xd_error *err); /* no launch is still to run */
 };
 
 /* ---- the drivers ---- */

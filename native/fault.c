@@ -87,6 +87,28 @@ FALLIBLE(host_access, (xd_driver * driver, const void *address, uint64_t bytes, 
          bytes, write, err)
 FALLIBLE(settle, (xd_driver * driver, int device, int on, xd_error *err), device, on, err)
 
+FALLIBLE(capture_begin, (xd_driver * driver, int device, void *stream, xd_error *err), device, stream, err)
+FALLIBLE(graph_launch, (xd_driver * driver, int device, void *graph, void *stream, xd_error *err), device, graph,
+         stream, err)
+RELEASING(graph_destroy, (xd_driver * driver, int device, void *graph, xd_error *err), device, graph, err)
+
+/* Ends the capture all the same. */
+static int fault_capture_end(xd_driver *driver, int device, void *stream, void **graph, xd_error *err)
+{
+    void *made;
+    xd_error injected;
+    int status = strike(driver, "capture_end", &injected);
+    driver = INNER(driver);
+    int inner = driver->capture_end(driver, device, stream, &made, err);
+    if (!inner && status)
+        driver->graph_destroy(driver, device, made, NULL);
+    if (status)
+        return xd_fail(err, status, 0, "capture_end", "%s", injected.text);
+    if (!inner)
+        *graph = made;
+    return inner;
+}
+
 static int fault_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err)
 {
     int status = strike(driver, "launch", err);
@@ -143,6 +165,10 @@ int xd_fault_create(xd_driver **out, xd_driver *inner, xd_error *err)
         .clock = inner->clock ? fault_clock : NULL,
         .host_access = inner->host_access ? fault_host_access : NULL,
         .settle = inner->settle ? fault_settle : NULL,
+        .capture_begin = inner->capture_begin ? fault_capture_begin : NULL,
+        .capture_end = inner->capture_end ? fault_capture_end : NULL,
+        .graph_launch = inner->graph_launch ? fault_graph_launch : NULL,
+        .graph_destroy = inner->graph_destroy ? fault_graph_destroy : NULL,
     };
     f->inner = inner;
     pthread_mutex_init(&f->lock, NULL);

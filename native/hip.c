@@ -66,7 +66,7 @@ static int status_of(hip_result code)
     case HIP_LAUNCH_FAILED:
         return XD_DEVICE_FAULT;
     default:
-        return XD_DRIVER;
+        return code >= HIP_STREAM_CAPTURE_UNSUPPORTED && code <= HIP_STREAM_CAPTURE_WRONG_THREAD ? XD_INVALID : XD_DRIVER;
     }
 }
 
@@ -566,12 +566,27 @@ static int hip_fill(xd_driver *driver, int device, void *stream, uint64_t addres
     return leave(&in, code, "hipMemsetD8Async", err);
 }
 
+/* A host function is given to the vendor once and frees itself, so a graph could not run it again. */
+static int refuse_capture(const scope *in, void *stream, xd_error *err)
+{
+    unsigned capturing = HIP_CAPTURE_NONE;
+    hip_result code = in->h->hip.hipStreamIsCapturing(stream, &capturing);
+    if (code == HIP_SUCCESS && capturing == HIP_CAPTURE_NONE)
+        return XD_OK;
+    if (code != HIP_SUCCESS)
+        return leave(in, code, "hipStreamIsCapturing", err);
+    restore(in);
+    return xd_fail(err, XD_INVALID, 0, in->operation, "host functions cannot be captured");
+}
+
 static int hip_launch(xd_driver *driver, int device, void *stream, const xd_kernel *kernel, xd_error *err)
 {
     hip *h = (hip *)driver;
     xd_launch *launch;
     scope in;
     int status = enter(&in, driver, device, "launch", err);
+    if (status == XD_OK)
+        status = refuse_capture(&in, stream, err);
     if (status != XD_OK) {
         if (kernel->drop)
             kernel->drop(kernel->arg);
@@ -586,6 +601,53 @@ static int hip_launch(xd_driver *driver, int device, void *stream, const xd_kern
     if (code != HIP_SUCCESS)
         xd_launch_cancel(launch);
     return leave(&in, code, "hipLaunchHostFunc", err);
+}
+
+/* ---- graphs ---- */
+
+static int hip_capture_begin(xd_driver *driver, int device, void *stream, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "capture_begin", err);
+    if (status != XD_OK)
+        return status;
+    return leave(&in, in.h->hip.hipStreamBeginCapture(stream, HIP_CAPTURE_THREAD_LOCAL), "hipStreamBeginCapture", err);
+}
+
+static int hip_capture_end(xd_driver *driver, int device, void *stream, void **out, xd_error *err)
+{
+    scope in;
+    hip_graph graph = NULL;
+    hip_graph_exec made = NULL;
+    int status = make_current(&in, driver, device, "capture_end", err);
+    if (status != XD_OK)
+        return status;
+    const char *call = "hipStreamEndCapture";
+    hip_result code = in.h->hip.hipStreamEndCapture(stream, &graph);
+    if (code == HIP_SUCCESS) {
+        call = "hipGraphInstantiateWithFlags";
+        code = in.h->hip.hipGraphInstantiateWithFlags(&made, graph, 0);
+    }
+    if (graph)
+        in.h->hip.hipGraphDestroy(graph);
+    status = leave(&in, code, call, err);
+    if (status == XD_OK)
+        *out = made;
+    return status;
+}
+
+static int hip_graph_launch(xd_driver *driver, int device, void *graph, void *stream, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "graph_launch", err);
+    return status == XD_OK ? leave(&in, in.h->hip.hipGraphLaunch(graph, stream), "hipGraphLaunch", err) : status;
+}
+
+static int hip_graph_destroy(xd_driver *driver, int device, void *graph, xd_error *err)
+{
+    scope in;
+    int status = make_current(&in, driver, device, "graph_destroy", err);
+    return status == XD_OK ? leave(&in, in.h->hip.hipGraphExecDestroy(graph), "hipGraphExecDestroy", err) : status;
 }
 
 /* ---- the driver ---- */
@@ -639,6 +701,10 @@ int xd_hip_create(xd_driver **out, const xd_symbol *symbols, size_t count, xd_er
         .copy = hip_copy,
         .fill = hip_fill,
         .launch = hip_launch,
+        .capture_begin = hip_capture_begin,
+        .capture_end = hip_capture_end,
+        .graph_launch = hip_graph_launch,
+        .graph_destroy = hip_graph_destroy,
     };
     *out = &h->driver;
     return XD_OK;

@@ -11,6 +11,8 @@
 typedef int hip_result; /* hipError_t */
 typedef struct hip_stream_s *hip_stream;
 typedef struct hip_event_s *hip_event;
+typedef struct hip_graph_s *hip_graph;
+typedef struct hip_graph_exec_s *hip_graph_exec;
 typedef void (*hip_host_function)(void *arg);
 
 typedef struct hip_uuid {
@@ -41,6 +43,8 @@ enum { /* hipError_t */
     HIP_ASSERT = 710,
     HIP_LAUNCH_FAILED = 719,
     HIP_NOT_SUPPORTED = 801,
+    HIP_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first of those about captures */
+    HIP_STREAM_CAPTURE_WRONG_THREAD = 908, /* the last */
 };
 
 enum { /* hipDeviceAttribute_t; CUDA's numbers are others */
@@ -53,6 +57,8 @@ enum { /* hipDeviceAttribute_t; CUDA's numbers are others */
 enum { HIP_PORTABLE = 1, HIP_COHERENT = 0x40000000 }; /* of hipHostMalloc */
 enum { HIP_NON_BLOCKING = 1 };                        /* of hipStreamCreateWithPriority */
 enum { HIP_WITHOUT_TIMING = 2 };                      /* of hipEventCreateWithFlags */
+enum { HIP_CAPTURE_THREAD_LOCAL = 1 };                /* of hipStreamBeginCapture */
+enum { HIP_CAPTURE_NONE = 0 };                        /* of hipStreamIsCapturing */
 enum { HIP_HOST_TO_DEVICE = 1, HIP_DEVICE_TO_HOST = 2, HIP_DEVICE_TO_DEVICE = 3 }; /* hipMemcpyKind */
 
 /* What a pitch may be on every device. */
@@ -112,7 +118,14 @@ typedef union hip_properties {
     X(hip_result, hipMemcpy2DAsync, 0,                                                                   \
       (void *, size_t, const void *, size_t, size_t, size_t, int, hip_stream))                           \
     X(hip_result, hipMemsetD8Async, 0, (void *, unsigned char, size_t, hip_stream))                      \
-    X(hip_result, hipLaunchHostFunc, 0, (hip_stream, hip_host_function, void *))
+    X(hip_result, hipLaunchHostFunc, 0, (hip_stream, hip_host_function, void *))                         \
+    X(hip_result, hipStreamIsCapturing, 0, (hip_stream, unsigned *))                                     \
+    X(hip_result, hipStreamBeginCapture, 0, (hip_stream, int))                                           \
+    X(hip_result, hipStreamEndCapture, 0, (hip_stream, hip_graph *))                                     \
+    X(hip_result, hipGraphInstantiateWithFlags, 0, (hip_graph_exec *, hip_graph, unsigned long long))    \
+    X(hip_result, hipGraphDestroy, 0, (hip_graph))                                                       \
+    X(hip_result, hipGraphLaunch, 0, (hip_graph_exec, hip_stream))                                       \
+    X(hip_result, hipGraphExecDestroy, 0, (hip_graph_exec))
 
 #define HIP_MEMBER(result, name, optional, parameters) result(*name) parameters;
 typedef struct hip_entry_points {

@@ -1,6 +1,6 @@
 /*
  * What the files of this folder share: the layout of runtime, stream and event, and a handful of functions.
- * Rings, links, throttles and readers are private to their files.
+ * Graphs, rings, links, throttles and readers are private to their files.
  */
 #ifndef XDEV_INTERNAL_H
 #define XDEV_INTERNAL_H
@@ -17,6 +17,7 @@
 enum {
     XD_LIVE_STREAMS,
     XD_LIVE_EVENTS,
+    XD_LIVE_GRAPHS,
     XD_LIVE_BUFFERS,
     XD_LIVE_RINGS,
     XD_LIVE_LINKS,

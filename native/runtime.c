@@ -64,7 +64,7 @@ static void name_children(const xd_runtime *runtime, char *text, size_t room)
     static const char *const names[XD_LIVE_KINDS] = {
         [XD_LIVE_STREAMS] = "stream", [XD_LIVE_EVENTS] = "event",       [XD_LIVE_BUFFERS] = "buffer",
         [XD_LIVE_RINGS] = "ring",     [XD_LIVE_LINKS] = "link",         [XD_LIVE_THROTTLES] = "throttle",
-        [XD_LIVE_READERS] = "reader",
+        [XD_LIVE_READERS] = "reader", [XD_LIVE_GRAPHS] = "graph",
     };
     text[0] = '\0';
     for (int kind = 0; kind < XD_LIVE_KINDS; kind++) {
@@ -101,6 +101,7 @@ void xd_runtime_live(xd_runtime *runtime, xd_live *out)
     *out = (xd_live){
         .streams = atomic_load(&runtime->live[XD_LIVE_STREAMS]),
         .events = atomic_load(&runtime->live[XD_LIVE_EVENTS]),
+        .graphs = atomic_load(&runtime->live[XD_LIVE_GRAPHS]),
         .buffers = atomic_load(&runtime->live[XD_LIVE_BUFFERS]),
         .rings = atomic_load(&runtime->live[XD_LIVE_RINGS]),
         .links = atomic_load(&runtime->live[XD_LIVE_LINKS]),

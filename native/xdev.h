@@ -74,6 +74,7 @@ typedef struct xd_driver xd_driver; /* see driver.h; made by xd_sim_create, xd_c
 typedef struct xd_runtime xd_runtime;
 typedef struct xd_stream xd_stream;
 typedef struct xd_event xd_event;
+typedef struct xd_graph xd_graph;
 typedef struct xd_buffer xd_buffer;
 typedef struct xd_ring xd_ring;
 typedef struct xd_link xd_link;
@@ -91,7 +92,7 @@ typedef struct xd_device_info {
 } xd_device_info;
 
 typedef struct xd_live { /* what is alive now; all zero after everything is closed */
-    int64_t streams, events, buffers, rings, links, throttles, readers;
+    int64_t streams, events, graphs, buffers, rings, links, throttles, readers;
     int64_t device_bytes, pinned_bytes; /* of buffers; besides, a runtime keeps one page-locked block of 8 to 64 MiB */
 } xd_live;
 
@@ -165,6 +166,19 @@ int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err);
 /* Both events with timing, recorded on one device and done; otherwise XD_INVALID. */
 int xd_event_elapsed(xd_event *begin, xd_event *end, double *seconds, xd_error *err);
 int xd_event_device(const xd_event *event); /* XD_HOST before the first record */
+
+/* ---- graphs (graph.c) ------------------------------------------------------------------------------------------ */
+
+/* What this thread queues on the stream from now on is recorded and does not run: kernels, fills and copies, with the
+   addresses that they have now. Until the end the thread must not wait, ask, allocate or free, and the stream must not
+   wait for events from outside: that spoils the recording on some driver or other. XD_UNSUPPORTED: no graphs there. */
+int xd_graph_begin(xd_stream *stream, xd_error *err);
+/* Ends the recording, also when it fails because something in it was not allowed (XD_INVALID). */
+int xd_graph_end(xd_graph **out, xd_stream *stream, xd_error *err);
+/* Queues all of it, in order, on any stream of the device. The memory must still be there. */
+int xd_graph_launch(xd_graph *graph, xd_stream *stream, xd_error *err);
+void xd_graph_close(xd_graph **graph); /* the caller has made sure that no launch of it is still to run */
+int xd_graph_device(const xd_graph *graph);
 
 /* ---- memory (buffer.c) ----------------------------------------------------------------------------------------- */
 

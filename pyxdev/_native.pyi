@@ -55,6 +55,7 @@ class DeviceInfo:
 class Live:
     streams: int
     events: int
+    graphs: int
     buffers: int
     rings: int
     links: int
@@ -146,6 +147,11 @@ class Stream:
         dst_pitch: int = 0,
         src_pitch: int = 0,
     ) -> None: ...
+    def begin_capture(self) -> None:
+        """What this thread queues here from now on is recorded and does not run. Until end_capture() it must not wait,
+        ask, allocate or free; nor may the stream wait for events of others."""
+    def end_capture(self) -> Graph:
+        """Ends the capture, also when it raises because something in it was not allowed."""
     def launch(
         self,
         run: Callable[[], object],
@@ -172,6 +178,18 @@ class Event:
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks without the GIL; Ctrl-C is seen. False when `timeout` seconds of the runtime's clock passed."""
     def elapsed_since(self, begin: Event) -> float: ...
+
+class Graph:
+    """What a stream captured: copies, fills and kernels, with the addresses they had then."""
+
+    @property
+    def device(self) -> int: ...
+    def launch(self, stream: Stream) -> None:
+        """Queues all of it on a stream of the same device."""
+    def close(self) -> None:
+        """No launch may be left to run."""
+    @property
+    def closed(self) -> bool: ...
 
 class Buffer:
     @property

@@ -14,7 +14,8 @@ class DeviceInfo:
 
 class Live:
     __slots__ = (
-        "buffers", "device_bytes", "events", "links", "pinned_bytes", "readers", "rings", "streams", "throttles"
+        "buffers", "device_bytes", "events", "graphs", "links", "pinned_bytes", "readers", "rings", "streams",
+        "throttles",
     )
 
     def __init__(self, **counts):
@@ -147,8 +148,8 @@ cdef class Runtime:
         cdef xd_live counts
         xd_runtime_live(self.alive(), &counts)
         return Live(
-            streams=counts.streams, events=counts.events, buffers=counts.buffers, rings=counts.rings,
-            links=counts.links, throttles=counts.throttles, readers=counts.readers,
+            streams=counts.streams, events=counts.events, graphs=counts.graphs, buffers=counts.buffers,
+            rings=counts.rings, links=counts.links, throttles=counts.throttles, readers=counts.readers,
             device_bytes=counts.device_bytes, pinned_bytes=counts.pinned_bytes,
         )
 

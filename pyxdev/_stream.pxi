@@ -1,4 +1,4 @@
-# Stream and Event; Python functions as kernels of simulated devices.
+# Stream, Graph and Event; Python functions as kernels of simulated devices.
 
 cdef int run_python(void *arg) noexcept with gil:
     """A Python function in stream order, and who is told what it raises. Without him it is reported as unraisable and
@@ -107,6 +107,17 @@ cdef class Stream:
         self.tail.record(self)
         return self.tail.wait(timeout)
 
+    def begin_capture(self):
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef int status
+        with nogil:
+            status = xd_graph_begin(stream, &err)
+        check(status, &err)
+
+    def end_capture(self):
+        return (<Graph>Graph.__new__(Graph)).end(self)
+
     def fill(self, uint64_t address, int byte, uint64_t nbytes):
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
@@ -163,6 +174,59 @@ cdef class Stream:
             check(status, &err)
         finally:
             PyMem_Free(ranges)
+
+
+@cython.no_gc_clear
+cdef class Graph:
+    cdef xd_graph *ptr
+    cdef readonly Runtime runtime
+    cdef object __weakref__
+
+    cdef Graph end(self, Stream stream):
+        cdef xd_error err
+        cdef xd_stream *captured = stream.alive()
+        cdef xd_graph *out = NULL
+        cdef int status
+        with nogil:
+            status = xd_graph_end(&out, captured, &err)
+        check(status, &err)
+        self.ptr = out
+        self.runtime = stream.runtime
+        return self
+
+    cdef xd_graph *alive(self) except NULL:
+        if self.ptr == NULL:
+            raise errors.Closed("the graph is closed")
+        return self.ptr
+
+    def close(self):
+        with nogil:
+            xd_graph_close(&self.ptr)
+
+    @property
+    def closed(self):
+        return self.ptr == NULL
+
+    def __del__(self):
+        if self.ptr != NULL:
+            leaked(self)
+            self.close()
+
+    def __repr__(self):
+        return f"<pyxdev.Graph{', closed' if self.ptr == NULL else f' device {self.device}'}>"
+
+    @property
+    def device(self):
+        return xd_graph_device(self.alive())
+
+    def launch(self, Stream stream not None):
+        cdef xd_error err
+        cdef xd_graph *graph = self.alive()
+        cdef xd_stream *target = stream.alive()
+        cdef int status
+        with nogil:
+            status = xd_graph_launch(graph, target, &err)
+        check(status, &err)
 
 
 @cython.no_gc_clear

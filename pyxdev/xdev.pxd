@@ -28,6 +28,7 @@ cdef extern from "xdev.h" nogil:
     ctypedef struct xd_runtime
     ctypedef struct xd_stream
     ctypedef struct xd_event
+    ctypedef struct xd_graph
     ctypedef struct xd_buffer
     ctypedef struct xd_ring
     ctypedef struct xd_link
@@ -44,7 +45,7 @@ cdef extern from "xdev.h" nogil:
         int copy_engines
 
     ctypedef struct xd_live:
-        int64_t streams, events, buffers, rings, links, throttles, readers
+        int64_t streams, events, graphs, buffers, rings, links, throttles, readers
         int64_t device_bytes, pinned_bytes
 
     ctypedef struct xd_runtime_options:
@@ -101,6 +102,12 @@ cdef extern from "xdev.h" nogil:
     int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err)
     int xd_event_elapsed(xd_event *begin, xd_event *end, double *seconds, xd_error *err)
     int xd_event_device(const xd_event *event)
+
+    int xd_graph_begin(xd_stream *stream, xd_error *err)
+    int xd_graph_end(xd_graph **out, xd_stream *stream, xd_error *err)
+    int xd_graph_launch(xd_graph *graph, xd_stream *stream, xd_error *err)
+    void xd_graph_close(xd_graph **graph)
+    int xd_graph_device(const xd_graph *graph)
 
     int xd_buffer_open(xd_buffer **out, xd_runtime *runtime, int device, uint64_t bytes, xd_error *err)
     void xd_buffer_close(xd_buffer **buffer)

@@ -54,6 +54,8 @@ int sim_event_record(xd_driver *driver, int device, void *handle, void *stream_h
     int status = sim_enter(s, device, stream_handle, operation, &stream, err);
     if (!status)
         status = sim_find_event_of(s, device, handle, operation, &event, err);
+    if (!status)
+        status = sim_refuse_capture(stream, operation, err);
     if (!status) {
         sim_op *op = sim_new_op(s, SIM_RECORD, stream, operation, err);
         sim_stamp *stamp = op ? sim_new_stamp(s, stream) : NULL;
@@ -84,6 +86,8 @@ int sim_event_query(xd_driver *driver, int device, void *handle, int *done, xd_e
     sim_event *event;
     pthread_mutex_lock(&s->lock);
     int status = sim_find_event_of(s, device, handle, operation, &event, err);
+    if (!status)
+        status = sim_refuse_here(s, operation, err);
     if (!status) {
         sim_stamp *stamp = event->stamp;
         if (stamp)
@@ -149,6 +153,8 @@ int sim_event_wait(xd_driver *driver, int device, void *handle, uint64_t timeout
     sim_event *event;
     pthread_mutex_lock(&s->lock);
     int status = sim_find_event_of(s, device, handle, "event_wait", &event, err);
+    if (!status)
+        status = sim_refuse_here(s, "event_wait", err);
     if (!status) {
         sim_stamp *stamp = event->stamp;
         if (stamp) {

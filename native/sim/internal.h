@@ -11,6 +11,7 @@ typedef struct sim sim;
 typedef struct sim_op sim_op;
 typedef struct sim_stream sim_stream;
 typedef struct sim_stamp sim_stamp;
+typedef struct sim_graph sim_graph;
 
 /* ---- handles (handle.c): what callers hold; a wrong or stale one is found out without touching it ---- */
 
@@ -125,6 +126,7 @@ struct sim_stream {
     uint64_t after, after_time; /* what its waits since the last one brought: the latest, and when */
     uint32_t who;     /* for the checker */
     sim_clock clock;
+    sim_graph *capture; /* what is queued goes there; NULL: it is queued */
 };
 
 enum { SIM_COPY, SIM_FILL, SIM_KERNEL, SIM_RECORD, SIM_WAIT };
@@ -198,6 +200,20 @@ void sim_stamp_release(sim_stamp *stamp);
 void sim_op_free(sim_op *op); /* calls nobody: a kernel's drop has been called or taken out before */
 void sim_stream_forget(sim *s, sim_stream *stream); /* frees a closed stream without work */
 void sim_streams_clear(sim *s); /* at close: drops what never ran */
+
+/* ---- graphs (graph.c) ---- */
+
+int sim_capture_begin(xd_driver *driver, int device, void *stream, xd_error *err);
+int sim_capture_end(xd_driver *driver, int device, void *stream, void **graph, xd_error *err);
+int sim_graph_launch(xd_driver *driver, int device, void *graph, void *stream, xd_error *err);
+int sim_graph_destroy(xd_driver *driver, int device, void *graph, xd_error *err);
+/* Queues a copy, fill or kernel, or records it if the stream captures. Takes op over unless it fails. */
+int sim_submit(sim *s, sim_op *op, uint64_t cost, const xd_range *ranges, size_t range_count, xd_error *err);
+/* XD_INVALID for what a captured stream must not be asked for; the capture is spoiled. */
+int sim_refuse_capture(const sim_stream *stream, const char *operation, xd_error *err);
+/* The same for calls that a thread which captures anything must not make. */
+int sim_refuse_here(const sim *s, const char *operation, xd_error *err);
+void sim_graph_release(sim_graph *graph); /* may call out: without the lock, or while nobody else is left */
 
 /* ---- time (clock.c) ---- */
 
@@ -289,8 +305,9 @@ struct sim {
     uint64_t seq;  /* of the newest operation */
     size_t live_ops;
     uint32_t next_stream;
+    uint32_t captures; /* streams that capture */
     sim_stream *streams;
-    sim_table stream_table, event_table;
+    sim_table stream_table, event_table, graph_table;
     sim_heap heap;
     sim_op *flows; /* copies on the host bus */
     sim_memory memory;

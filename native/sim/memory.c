@@ -131,6 +131,9 @@ static int map(sim *s, int device, uint64_t bytes, const char *operation, uint64
 
 static int release(sim *s, int device, uint64_t address, const char *operation, xd_error *err)
 {
+    int status = sim_refuse_here(s, operation, err);
+    if (status)
+        return status;
     sim_catch_up(s);
     sim_block *block = sim_block_at(&s->memory, address);
     if (!block || block->address != address || block->device != device || block->freed)
@@ -167,6 +170,8 @@ int sim_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint64_t *ad
     pthread_mutex_lock(&s->lock);
     sim_device *at;
     int status = sim_device_find(s, device, operation, &at, err);
+    if (!status)
+        status = sim_refuse_here(s, operation, err);
     if (!status) {
         s->host += s->config.costs.alloc;
         reap(s);
@@ -199,11 +204,11 @@ int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *
     static const char operation[] = "host_alloc";
     sim *s = sim_of(driver);
     uint64_t where = 0;
-    int status = XD_OK;
     pthread_mutex_lock(&s->lock);
+    int status = sim_refuse_here(s, operation, err);
     s->host += s->config.costs.alloc;
     reap(s);
-    if (over_budget(s->pinned_used, bytes, s->config.pinned))
+    if (!status && over_budget(s->pinned_used, bytes, s->config.pinned))
         status = xd_fail(err, XD_NO_PINNED_MEMORY, 0, operation,
                          "%" PRIu64 " bytes of page-locked memory: %" PRIu64 " of %" PRIu64 " bytes are free", bytes,
                          s->config.pinned - s->pinned_used, s->config.pinned);

@@ -164,13 +164,19 @@ int sim_stream_destroy(xd_driver *driver, int device, void *handle, xd_error *er
     sim_stream *stream;
     pthread_mutex_lock(&s->lock);
     int status = find_stream(s, device, handle, "stream_destroy", &stream, err);
+    sim_graph *capture = NULL;
     if (!status) {
         sim_table_remove(&s->stream_table, handle);
+        capture = stream->capture;
+        stream->capture = NULL;
+        s->captures -= capture != NULL;
         stream->closed = true;
         if (!stream->head)
             sim_stream_forget(s, stream);
     }
     pthread_mutex_unlock(&s->lock);
+    if (capture)
+        sim_graph_release(capture);
     return status;
 }
 
@@ -181,6 +187,10 @@ int sim_stream_query(xd_driver *driver, int device, void *handle, int *idle, xd_
     sim_stream *stream;
     pthread_mutex_lock(&s->lock);
     int status = sim_enter(s, device, handle, operation, &stream, err);
+    if (!status)
+        status = sim_refuse_capture(stream, operation, err);
+    if (!status)
+        status = sim_refuse_here(s, operation, err);
     if (!status) {
         s->host += s->config.costs.query;
         sim_catch_up(s);
@@ -226,6 +236,8 @@ int sim_stream_wait(xd_driver *driver, int device, void *handle, void *event_han
     int status = sim_enter(s, device, handle, operation, &stream, err);
     if (!status)
         status = sim_find_event(s, event_handle, operation, &event, err);
+    if (!status)
+        status = sim_refuse_capture(stream, operation, err);
     if (!status && event->stamp)
         status = queue_wait(s, stream, event->stamp, err);
     pthread_mutex_unlock(&s->lock);
@@ -244,6 +256,8 @@ void sim_streams_clear(sim *s)
                 op->u.kernel.drop(op->u.kernel.arg);
             sim_op_free(op);
         }
+        if (stream->capture)
+            sim_graph_release(stream->capture);
         free(stream->clock.at);
         free(stream);
     }

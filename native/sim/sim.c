@@ -169,6 +169,10 @@ static void close_sim(xd_driver *driver)
             free(event);
         }
     }
+    for (uint32_t i = 0; i < s->graph_table.count; i++)
+        if (s->graph_table.slots[i].object)
+            sim_graph_release(s->graph_table.slots[i].object);
+    sim_table_clear(&s->graph_table);
     sim_table_clear(&s->event_table);
     sim_table_clear(&s->stream_table);
     sim_memory_clear(s);
@@ -216,6 +220,10 @@ static const xd_driver table = {
     .event_wait = sim_event_wait,
     .clock = read_clock,
     .host_access = host_access,
+    .capture_begin = sim_capture_begin,
+    .capture_end = sim_capture_end,
+    .graph_launch = sim_graph_launch,
+    .graph_destroy = sim_graph_destroy,
 };
 
 static int check_config(const xd_sim_config *config, xd_error *err)
@@ -279,6 +287,7 @@ int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err)
     pthread_cond_init(&s->idle, NULL);
     sim_table_init(&s->stream_table, 1);
     sim_table_init(&s->event_table, 2);
+    sim_table_init(&s->graph_table, 3);
     s->devices = calloc(count, sizeof *s->devices);
     s->peers = calloc(pairs, sizeof *s->peers);
     s->peer_on = calloc(pairs, sizeof *s->peer_on);

@@ -79,11 +79,18 @@ int sim_copy(xd_driver *driver, int device, void *handle, const xd_transfer *tra
             op->u.transfer = *transfer;
             op->bytes = transfer->width * transfer->height;
             name_copy(op);
-            sim_append(s, op, s->config.costs.copy);
-            sim_order_submit(s, op, NULL, 0);
-            bool blocks = sim_fault_hits(s, XD_SIM_BLOCK_COPY, transfer->src_device, transfer->dst_device);
-            if (blocks || is_unpeered(s, device, transfer))
-                status = sim_block_on(s, stream, operation, err);
+            bool waits = is_unpeered(s, device, transfer);
+            if (waits)
+                status = sim_refuse_capture(stream, operation, err);
+            if (!status)
+                status = sim_submit(s, op, s->config.costs.copy, NULL, 0, err);
+            else
+                sim_op_free(op);
+            if (!status && !stream->capture) {
+                bool blocks = sim_fault_hits(s, XD_SIM_BLOCK_COPY, transfer->src_device, transfer->dst_device);
+                if (blocks || waits)
+                    status = sim_block_on(s, stream, operation, err);
+            }
         } else {
             status = XD_NO_HOST_MEMORY;
         }
@@ -108,8 +115,7 @@ int sim_fill(xd_driver *driver, int device, void *handle, uint64_t address, int 
             op->u.fill.byte = byte;
             op->bytes = bytes;
             snprintf(op->label, sizeof op->label, "fill");
-            sim_append(s, op, s->config.costs.fill);
-            sim_order_submit(s, op, NULL, 0);
+            status = sim_submit(s, op, s->config.costs.fill, NULL, 0, err);
         } else {
             status = XD_NO_HOST_MEMORY;
         }
@@ -145,8 +151,7 @@ int sim_launch(xd_driver *driver, int device, void *handle, const xd_kernel *ker
             op->u.kernel.arg = kernel->arg;
             op->duration = kernel->cost;
             snprintf(op->label, sizeof op->label, "%s", kernel->label && *kernel->label ? kernel->label : "kernel");
-            sim_append(s, op, s->config.costs.launch);
-            sim_order_submit(s, op, kernel->ranges, kernel->range_count);
+            status = sim_submit(s, op, s->config.costs.launch, kernel->ranges, kernel->range_count, err);
         } else {
             status = XD_NO_HOST_MEMORY;
         }

@@ -101,7 +101,8 @@ def _drain(runtime: Runtime, streams: list[Stream]) -> None:
 def close_own(runtime: Runtime) -> None:
     """Closes an executor's own runtime; where the caller still has results on its devices, the last of them does."""
     live = runtime.live()
-    if live.buffers and live.streams + live.events + live.links + live.rings + live.throttles + live.readers == 0:
+    others = live.streams + live.events + live.graphs + live.links + live.rings + live.throttles + live.readers
+    if live.buffers and not others:
         runtime.managed = True
     else:
         runtime.close()

@@ -41,6 +41,7 @@ struct cu_context_s {
 typedef struct handle {
     struct handle *next;
     int is_event, timing, destroyed;
+    unsigned capturing;
     cu_context context;
     void *sim;
 } handle;
@@ -73,7 +74,9 @@ static _Thread_local int depth;
     X(CU_TOO_MANY_PEERS, "CUDA_ERROR_TOO_MANY_PEERS", "peer mapping resources exhausted")              \
     X(CU_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                      \
     X(CU_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")                         \
-    X(CU_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized")
+    X(CU_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized")                \
+    X(CU_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted during a capture") \
+    X(CU_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "the capture has been invalidated")
 
 static cu_result error_name(cu_result code, const char **out)
 {
@@ -220,7 +223,7 @@ static cu_result settle(cu_context only)
     pthread_mutex_lock(&lock);
     for (handle *h = handles, *next; h; h = next) {
         next = h->next;
-        if (h->is_event || (only && h->context != only))
+        if (h->is_event || h->capturing || (only && h->context != only))
             continue;
         cu_result code = stream_settle(h);
         if (!first)
@@ -817,6 +820,108 @@ static cu_result launch_host(cu_stream stream, cu_host_function function, void *
     return result_of(sim->launch(sim, h->context->device, h->sim, &kernel, NULL));
 }
 
+/* ---- graphs: the one of the simulation goes from the graph to what is instantiated from it, once ---- */
+
+struct cu_graph_s {
+    cu_context context;
+    void *sim;
+};
+
+struct cu_graph_exec_s {
+    cu_context context;
+    void *sim;
+};
+
+enum { THREAD_LOCAL = 1 };
+
+static cu_result stream_is_capturing(cu_stream stream, unsigned *status)
+{
+    NEED_CONTEXT("cuStreamIsCapturing");
+    handle *h;
+    cu_result code = handle_any(stream, 0, &h);
+    if (!code)
+        *status = h->capturing;
+    return code;
+}
+
+static cu_result stream_begin_capture(cu_stream stream, int mode)
+{
+    NEED_CONTEXT("cuStreamBeginCapture");
+    handle *h;
+    cu_result code = handle_use(stream, 0, &h);
+    if (code || mode != THREAD_LOCAL)
+        return code ? code : CU_NOT_SUPPORTED;
+    if (sim->capture_begin(sim, h->context->device, h->sim, NULL))
+        return CU_STREAM_CAPTURE_UNSUPPORTED;
+    h->capturing = 1;
+    return CU_SUCCESS;
+}
+
+static cu_result stream_end_capture(cu_stream stream, cu_graph *out)
+{
+    NEED_CONTEXT("cuStreamEndCapture");
+    handle *h;
+    void *made;
+    *out = NULL;
+    cu_result code = handle_use(stream, 0, &h);
+    if (code)
+        return code;
+    h->capturing = 0;
+    if (sim->capture_end(sim, h->context->device, h->sim, &made, NULL))
+        return CU_STREAM_CAPTURE_INVALIDATED;
+    cu_graph graph = malloc(sizeof *graph);
+    if (!graph)
+        return CU_OUT_OF_MEMORY;
+    *graph = (struct cu_graph_s){.context = h->context, .sim = made};
+    *out = graph;
+    return CU_SUCCESS;
+}
+
+static cu_result graph_instantiate(cu_graph_exec *out, cu_graph graph, unsigned long long flags)
+{
+    NEED_CONTEXT("cuGraphInstantiateWithFlags");
+    if (!graph || !graph->sim || flags)
+        return CU_INVALID_VALUE;
+    cu_graph_exec made = malloc(sizeof *made);
+    if (!made)
+        return CU_OUT_OF_MEMORY;
+    *made = (struct cu_graph_exec_s){.context = graph->context, .sim = graph->sim};
+    graph->sim = NULL;
+    *out = made;
+    return CU_SUCCESS;
+}
+
+static cu_result graph_destroy(cu_graph graph)
+{
+    NEED_INIT("cuGraphDestroy");
+    if (!graph)
+        return CU_INVALID_VALUE;
+    if (graph->sim)
+        sim->graph_destroy(sim, graph->context->device, graph->sim, NULL);
+    free(graph);
+    return CU_SUCCESS;
+}
+
+static cu_result graph_launch(cu_graph_exec graph, cu_stream stream)
+{
+    NEED_CONTEXT("cuGraphLaunch");
+    handle *h;
+    cu_result code = handle_use(stream, 0, &h);
+    if (code || h->context != graph->context)
+        return code ? code : INVALID_CONTEXT;
+    return result_of(sim->graph_launch(sim, h->context->device, graph->sim, h->sim, NULL));
+}
+
+static cu_result graph_exec_destroy(cu_graph_exec graph)
+{
+    NEED_INIT("cuGraphExecDestroy");
+    if (!graph)
+        return CU_INVALID_VALUE;
+    sim->graph_destroy(sim, graph->context->device, graph->sim, NULL);
+    free(graph);
+    return CU_SUCCESS;
+}
+
 /* ---- modules: an image is not looked into, whatever it is, it has the kernels of pyxdev/checks/kernels.py ---- */
 
 typedef struct fake_function {
@@ -1003,6 +1108,13 @@ static const entry entries[] = {
     ENTRY("cuMemcpy3DPeerAsync", 4000, 99999, copy_3d_peer),
     ENTRY("cuMemsetD8Async", 3020, 99999, memset_d8),
     ENTRY("cuLaunchHostFunc", 10000, 13010, launch_host),
+    ENTRY("cuStreamIsCapturing", 10000, 99999, stream_is_capturing),
+    ENTRY("cuStreamBeginCapture", 10010, 99999, stream_begin_capture),
+    ENTRY("cuStreamEndCapture", 10000, 99999, stream_end_capture),
+    ENTRY("cuGraphInstantiateWithFlags", 11040, 99999, graph_instantiate),
+    ENTRY("cuGraphDestroy", 10000, 99999, graph_destroy),
+    ENTRY("cuGraphLaunch", 10000, 99999, graph_launch),
+    ENTRY("cuGraphExecDestroy", 10000, 99999, graph_exec_destroy),
     ENTRY("cuModuleLoadData", 2000, 99999, module_load),
     ENTRY("cuModuleUnload", 2000, 99999, module_unload),
     ENTRY("cuModuleGetFunction", 2000, 99999, module_get_function),

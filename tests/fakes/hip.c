@@ -542,6 +542,21 @@ FORWARD(hipMemsetD8Async, (void *address, unsigned char byte, size_t bytes, hip_
 FORWARD(hipLaunchHostFunc, (hip_stream stream, hip_host_function function, void *arg),
         HERE(stream, cu.cuLaunchHostFunc((cu_stream)stream, function, arg)))
 
+/* ---- graphs ---- */
+
+FORWARD(hipStreamIsCapturing, (hip_stream stream, unsigned *status),
+        HERE(stream, cu.cuStreamIsCapturing((cu_stream)stream, status)))
+FORWARD(hipStreamBeginCapture, (hip_stream stream, int mode),
+        HERE(stream, cu.cuStreamBeginCapture((cu_stream)stream, mode)))
+FORWARD(hipStreamEndCapture, (hip_stream stream, hip_graph *graph),
+        HERE(stream, cu.cuStreamEndCapture((cu_stream)stream, (cu_graph *)graph)))
+FORWARD(hipGraphInstantiateWithFlags, (hip_graph_exec *out, hip_graph graph, unsigned long long flags),
+        cu.cuGraphInstantiateWithFlags((cu_graph_exec *)out, (cu_graph)graph, flags))
+FORWARD(hipGraphDestroy, (hip_graph graph), cu.cuGraphDestroy((cu_graph)graph))
+FORWARD(hipGraphLaunch, (hip_graph_exec graph, hip_stream stream),
+        HERE(stream, cu.cuGraphLaunch((cu_graph_exec)graph, (cu_stream)stream)))
+FORWARD(hipGraphExecDestroy, (hip_graph_exec graph), cu.cuGraphExecDestroy((cu_graph_exec)graph))
+
 /* ---- kernels ---- */
 
 /* The list of extra arguments ends with 3 for HIP and with 0 for CUDA. */

@@ -103,6 +103,8 @@ CUDA_NAMES = {
     "CU_WITHOUT_TIMING": "CU_EVENT_DISABLE_TIMING",
     "CU_MEMORY_HOST": "CU_MEMORYTYPE_HOST",
     "CU_MEMORY_DEVICE": "CU_MEMORYTYPE_DEVICE",
+    "CU_CAPTURE_THREAD_LOCAL": "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL",
+    "CU_CAPTURE_NONE": "CU_STREAM_CAPTURE_STATUS_NONE",
 }
 
 
@@ -133,6 +135,7 @@ def cuda_source(entries: list[tuple[str, ...]]) -> str:
     return (
         "#include <cuda.h>\n#include <cudaTypedefs.h>\n"
         "#define cu_context_s CUctx_st\n#define cu_stream_s CUstream_st\n#define cu_event_s CUevent_st\n"
+        "#define cu_graph_s CUgraph_st\n#define cu_graph_exec_s CUgraphExec_st\n"
         '#include "cuda_api.h"\n'
         + same(names)
         + same_members("cu_copy_2d", "CUDA_MEMCPY2D", flat)
@@ -193,6 +196,8 @@ HIP_NAMES = {
     "HIP_HOST_TO_DEVICE": "hipMemcpyHostToDevice",
     "HIP_DEVICE_TO_HOST": "hipMemcpyDeviceToHost",
     "HIP_DEVICE_TO_DEVICE": "hipMemcpyDeviceToDevice",
+    "HIP_CAPTURE_THREAD_LOCAL": "hipStreamCaptureModeThreadLocal",
+    "HIP_CAPTURE_NONE": "hipStreamCaptureStatusNone",
 }
 
 
@@ -219,6 +224,7 @@ def hip_source(entries: list[tuple[str, ...]]) -> str:
         "#define __HIP_PLATFORM_AMD__\n#include <stddef.h>\n"
         "#include <hip/hip_runtime_api.h>\n#include <hip/hip_version.h>\n"
         "#define hip_stream_s ihipStream_t\n#define hip_event_s ihipEvent_t\n"
+        "#define hip_graph_s ihipGraph\n#define hip_graph_exec_s hipGraphExec\n"
         "#define HIP_SUCCESS our_success\n"  # they have one, too
         '#include "hip_api.h"\n'
         + same(names)
