@@ -29,9 +29,13 @@ struct xd_link {
     int gate;
     int broken; /* a copy failed and what was queued of it could not be waited for */
     xd_stream *out;
-    xd_stream *in;    /* this and the next two: NULL where every copy is direct */
-    xd_ring *ring;
-    xd_event *filled; /* recorded on `out` for every tile: a stream that waits keeps the record it found */
+    xd_stream *in; /* this and the next three: NULL where every copy is direct */
+    xd_buffer *ring;
+    xd_event *filled;   /* recorded on `out` for every tile: a stream that waits keeps the record it found */
+    xd_event *freed[2]; /* recorded on `in` after the last tile of each half of the ring */
+    uint64_t room;      /* bytes of a tile */
+    unsigned tiles, next;
+    int waited; /* `out` has been told to wait for the half that begins with the next tile */
 };
 
 /* ---- choices ---- */
@@ -77,8 +81,7 @@ static uint64_t fit_tile(double rate, uint64_t bytes)
 uint64_t xd_link_tile(const xd_link *link, uint64_t bytes)
 {
     uint64_t tile = link->tile_bytes ? link->tile_bytes : fit_tile(link->rate, bytes);
-    uint64_t room = link->ring ? xd_ring_tile_bytes(link->ring) : tile;
-    return tile < room ? tile : room;
+    return link->ring && link->room < tile ? link->room : tile;
 }
 
 /* The largest tile that a copy of this link can ask for. */
@@ -95,7 +98,7 @@ static uint64_t ring_tile(const xd_link *link, uint64_t max_bytes)
 
 uint64_t xd_link_pinned_bytes(const xd_link *link)
 {
-    return link->ring ? xd_ring_tiles(link->ring) * xd_ring_tile_bytes(link->ring) : 0;
+    return link->ring ? xd_buffer_bytes(link->ring) : 0;
 }
 
 /* ---- open and close ---- */
@@ -127,13 +130,30 @@ static int open_direct(xd_link *link, xd_error *err)
 
 static int open_staged(xd_link *link, const xd_link_options *options, xd_error *err)
 {
-    unsigned tiles = options->tiles ? options->tiles : DEFAULT_TILES;
+    uint64_t bytes;
+    link->tiles = options->tiles ? options->tiles : DEFAULT_TILES;
+    link->room = ring_tile(link, options->max_bytes);
+    if (__builtin_mul_overflow(link->room, link->tiles, &bytes))
+        return xd_fail(err, XD_INVALID, 0, "link_open", "%u tiles of %" PRIu64 " bytes do not fit an address space",
+                       link->tiles, link->room);
     int status = xd_stream_open(&link->in, link->runtime, link->dst_device, err);
     if (!status)
         status = xd_event_open(&link->filled, link->runtime, 0, err);
+    for (int half = 0; half < 2 && !status; half++)
+        status = xd_event_open(&link->freed[half], link->runtime, 0, err);
     if (!status)
-        status = xd_ring_open(&link->ring, link->runtime, tiles, ring_tile(link, options->max_bytes), err);
+        status = xd_buffer_open(&link->ring, link->runtime, XD_HOST, bytes, err);
     return status;
+}
+
+static void close_parts(xd_link *link)
+{
+    xd_buffer_close(&link->ring);
+    for (int half = 0; half < 2; half++)
+        xd_event_close(&link->freed[half]);
+    xd_event_close(&link->filled);
+    xd_stream_close(&link->in);
+    xd_stream_close(&link->out);
 }
 
 int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_device, const xd_link_options *options,
@@ -167,10 +187,7 @@ int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_dev
     if (!status && can_stage(link))
         status = open_staged(link, options, err);
     if (status) {
-        xd_ring_close(&link->ring);
-        xd_event_close(&link->filled);
-        xd_stream_close(&link->in);
-        xd_stream_close(&link->out);
+        close_parts(link);
         free(link);
         return status;
     }
@@ -180,24 +197,34 @@ int xd_link_open(xd_link **out, xd_runtime *runtime, int src_device, int dst_dev
     return XD_OK;
 }
 
-/* Waits, not for ever, until nothing queued here is left; an event of its own, so that it needs none of the copies'. */
-static int is_quiet(xd_link *link)
+/* Waits until nothing queued here is left: *done is 0 where that took too long. An event of its own, so that it needs
+   none of the copies'. */
+static int rest(xd_link *link, int *done)
 {
     xd_stream *const streams[] = {link->out, link->in};
     xd_event *end;
-    int done = 0;
     int status = xd_event_open(&end, link->runtime, 0, NULL);
     if (status)
-        return 0;
-    for (int i = 0; i < 2 && streams[i] && !status; i++) {
+        return status;
+    *done = 1;
+    for (int i = 0; i < 2 && streams[i] && !status && *done; i++) {
         status = xd_event_record(end, streams[i], NULL);
         if (!status)
-            status = xd_event_wait(end, XD_PATIENCE, &done, NULL);
-        if (!done)
-            break;
+            status = xd_event_wait(end, XD_PATIENCE, done, NULL);
     }
     xd_event_close(&end);
-    return !status && done;
+    return status;
+}
+
+/* Is nothing in flight now? Then no half of the ring needs a wait. */
+static int is_quiet(xd_link *link)
+{
+    int done;
+    if (rest(link, &done) || !done)
+        return 0;
+    link->next = 0;
+    link->waited = 1;
+    return 1;
 }
 
 void xd_link_close(xd_link **at)
@@ -205,12 +232,13 @@ void xd_link_close(xd_link **at)
     xd_link *link = at ? *at : NULL;
     if (!link)
         return;
-    if (!link->broken)
-        is_quiet(link);
-    xd_ring_close(&link->ring);
-    xd_event_close(&link->filled);
-    xd_stream_close(&link->in);
-    xd_stream_close(&link->out);
+    /* A call may fail once; if it fails again the device has stopped. One that still runs may write to the ring. */
+    int done = 1;
+    if (rest(link, &done))
+        rest(link, &done);
+    if (!done && link->ring)
+        xd_buffer_abandon(&link->ring);
+    close_parts(link);
     pthread_mutex_destroy(&link->lock);
     xd_runtime_count(link->runtime, XD_LIVE_LINKS, -1);
     free(link);
@@ -243,42 +271,72 @@ static int copy_direct(xd_link *link, const xd_transfer *all, const xd_copy *ord
     return status;
 }
 
-/* Some rows, packed in the tile. Whatever fails, the tile is submitted on the last stream that may still use it.
-   `arrived`, for the last piece, comes before the tile's own event: somebody may be waiting for it. */
-static int stage_piece(xd_link *link, const xd_transfer *piece, xd_event *filled, xd_event *arrived, xd_error *err)
+/* The ring is handed back by the half: `out` waits, before the first tile of a half, until the last upload from that half
+   is over. An event for each tile would cost two driver calls more a tile. */
+static unsigned half_of(const xd_link *link, unsigned tile)
 {
-    xd_tile tile;
-    int status = xd_ring_acquire_on(link->ring, link->out, &tile, err);
-    if (status)
-        return status;
+    return tile >= (link->tiles + 1) / 2;
+}
+
+static int begins_half(const xd_link *link, unsigned tile)
+{
+    return !tile || half_of(link, tile) != half_of(link, tile - 1);
+}
+
+static int ends_half(const xd_link *link, unsigned tile)
+{
+    return tile + 1 == link->tiles || half_of(link, tile) != half_of(link, tile + 1);
+}
+
+/* What `out` does next may write the next tile. */
+static int await_tile(xd_link *link, xd_error *err)
+{
+    int status = XD_OK;
+    if (begins_half(link, link->next) && !link->waited)
+        status = xd_stream_wait(link->out, link->freed[half_of(link, link->next)], err);
+    link->waited = !status;
+    return status;
+}
+
+/* Some rows, packed in the next tile. The download comes first: `in` has time until it is over. `arrived`, for the last
+   piece, comes before the event of the half: somebody may be waiting for it. */
+static int stage_piece(xd_link *link, const xd_transfer *piece, xd_event *dest_free, xd_event *filled,
+                       xd_event *arrived, xd_error *err)
+{
+    unsigned tile = link->next;
     xd_transfer down = *piece, up = *piece;
     down.dst_device = up.src_device = XD_HOST;
-    down.dst = up.src = (uint64_t)(uintptr_t)tile.address;
+    down.dst = up.src = xd_buffer_address(link->ring) + tile * link->room;
     down.dst_pitch = up.src_pitch = piece->width;
 
-    xd_stream *last = link->out;
-    status = xd_stream_transfer(link->out, &down, err);
+    int status = await_tile(link, err);
+    if (!status)
+        status = xd_stream_transfer(link->out, &down, err);
     if (!status)
         status = xd_event_record(filled, link->out, err);
     if (!status)
+        status = wait_for(link->in, dest_free, err);
+    if (!status)
         status = xd_stream_wait(link->in, filled, err);
-    if (!status) {
-        last = link->in;
+    if (!status)
         status = xd_stream_transfer(link->in, &up, err);
-    }
     if (!status)
         status = record(arrived, link->in, err);
-    int submitted = xd_ring_submit(link->ring, &tile, last, status ? NULL : err);
-    return status ? status : submitted;
+    if (!status && ends_half(link, tile))
+        status = xd_event_record(link->freed[half_of(link, tile)], link->in, err);
+    link->next = (tile + 1) % link->tiles;
+    link->waited = 0;
+    return status;
 }
 
-/* Whole rows to a tile, as many as fit; rows that no tile holds are cut. */
-static int stage_pieces(xd_link *link, const xd_transfer *all, xd_event *released, xd_event *arrived, xd_error *err)
+/* Whole rows to a tile, as many as fit; rows that no tile holds are cut. `released` is the last tile's `filled`. */
+static int stage_pieces(xd_link *link, const xd_transfer *all, const xd_copy *order, xd_event *released, xd_error *err)
 {
     uint64_t tile = xd_link_tile(link, all->width * all->height);
-    uint64_t room = all->height > 1 ? xd_ring_tile_bytes(link->ring) : tile;
+    uint64_t room = all->height > 1 ? link->room : tile;
     uint64_t cut = all->width <= room ? all->width : tile;
     uint64_t rows = tile / all->width ? tile / all->width : 1;
+    xd_event *dest_free = order->dest_free;
     xd_transfer piece = *all;
     for (uint64_t row = 0; row < all->height; row += piece.height) {
         piece.height = rows < all->height - row ? rows : all->height - row;
@@ -287,27 +345,30 @@ static int stage_pieces(xd_link *link, const xd_transfer *all, xd_event *release
             piece.dst = all->dst + row * all->dst_pitch + at;
             piece.src = all->src + row * all->src_pitch + at;
             int last = row + piece.height == all->height && at + piece.width == all->width;
-            int status = stage_piece(link, &piece, last && released ? released : link->filled, last ? arrived : NULL, err);
+            int status = stage_piece(link, &piece, dest_free, last && released ? released : link->filled,
+                                     last ? order->arrived : NULL, err);
             if (status)
                 return status;
+            dest_free = NULL;
         }
     }
     return XD_OK;
 }
 
-/* `released` is the last tile's `filled`. Where it is `arrived` as well, it is recorded at the very end only; a copy of
-   nothing has no tile that would carry source_ready over to `in`. */
+/* Where one event is `released` and `arrived`, it is recorded at the very end only. A copy of nothing has no tile that
+   would carry source_ready over to `in`. The next copy's first tile is waited for now, while the devices are at it. */
 static int copy_staged(xd_link *link, const xd_transfer *all, const xd_copy *order, xd_error *err)
 {
     xd_event *released = order->released != order->arrived ? order->released : NULL;
-    int nothing = !all->width;
     int status = wait_for(link->out, order->source_ready, err);
+    if (!status && all->width) {
+        status = stage_pieces(link, all, order, released, err);
+        return status ? status : await_tile(link, err);
+    }
     if (!status)
         status = wait_for(link->in, order->dest_free, err);
-    if (!status && nothing && order->source_ready != order->dest_free)
+    if (!status && order->source_ready != order->dest_free)
         status = wait_for(link->in, order->source_ready, err);
-    if (!status && !nothing)
-        return stage_pieces(link, all, released, order->arrived, err);
     if (!status)
         status = record(released, link->out, err);
     if (!status)

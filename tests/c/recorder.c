@@ -34,7 +34,8 @@ static void say(recorder *rec, const char *format, ...)
 static block *make(recorder *rec, int kind, int device, uint64_t size)
 {
     static const char *const letters[] = {"s", "e", "m"};
-    const char *const *names = kind == STREAM ? rec->streams : kind == EVENT ? rec->events : rec->memory;
+    const char *const *const known[] = {rec->names.streams, rec->names.events, rec->names.memory};
+    const char *const *names = known[kind];
     int index = rec->made[kind]++, named = 0;
     while (names && named <= index && names[named])
         named++;
@@ -353,8 +354,67 @@ void recorder_clear(recorder *rec)
     rec->log[0] = '\0';
 }
 
+int recorder_count(const recorder *rec, const char *start)
+{
+    int found = 0;
+    for (const char *line = rec->log; *line; line = strchr(line, '\n') + 1)
+        found += strncmp(line, start, strlen(start)) == 0;
+    return found;
+}
+
 void recorder_forget(recorder *rec)
 {
     while (rec->blocks)
         destroy(rec, rec->blocks, NULL);
+}
+
+void recorded_link_open(recorded_link *on, const recorder_names *names, int dst_device, const xd_link_options *options,
+                        uint64_t bytes, int with_faults)
+{
+    xd_error err;
+    recorder_open(&on->rec, 2);
+    on->rec.names = names ? *names : (recorder_names){0};
+    xd_driver *driver = &on->rec.table;
+    on->fault = NULL;
+    if (with_faults) {
+        OK(xd_fault_create(&on->fault, driver, &err));
+        driver = on->fault;
+    }
+    OK(xd_runtime_open(&on->runtime, driver, NULL, &err));
+    for (int device = 0; device < 2; device++)
+        OK(xd_stream_open(&on->streams[device], on->runtime, device, &err));
+    OK(xd_link_open(&on->link, on->runtime, 0, dst_device, options, &err));
+    OK(xd_buffer_open(&on->src, on->runtime, 0, bytes, &err));
+    OK(xd_buffer_open(&on->dst, on->runtime, dst_device, bytes, &err));
+    xd_event **const events[] = {&on->ready, &on->space, &on->released, &on->arrived};
+    for (int i = 0; i < 4; i++)
+        OK(xd_event_open(events[i], on->runtime, 0, &err));
+    OK(xd_event_record(on->ready, on->streams[0], &err));
+    OK(xd_event_record(on->space, on->streams[dst_device], &err));
+    on->order = (xd_copy){
+        .dst = xd_buffer_address(on->dst),
+        .src = xd_buffer_address(on->src),
+        .width = bytes,
+        .height = 1,
+        .source_ready = on->ready,
+        .dest_free = on->space,
+        .released = on->released,
+        .arrived = on->arrived,
+    };
+}
+
+void recorded_link_close(recorded_link *on)
+{
+    xd_error err;
+    xd_link_close(&on->link);
+    xd_event **const events[] = {&on->ready, &on->space, &on->released, &on->arrived};
+    for (int i = 0; i < 4; i++)
+        xd_event_close(events[i]);
+    xd_buffer_close(&on->src);
+    xd_buffer_close(&on->dst);
+    for (int device = 0; device < 2; device++)
+        xd_stream_close(&on->streams[device]);
+    CHECK_NOTHING_LIVES(on->runtime);
+    OK(xd_runtime_close(&on->runtime, &err));
+    recorder_close(&on->rec);
 }

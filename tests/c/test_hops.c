@@ -208,8 +208,8 @@ static void run_hop(const hop *hop)
     close_machine(runtime);
 }
 
-/* A copy of nothing still carries the order from its source's event to its arrival. */
-static void run_empty(int path)
+/* A copy of nothing still carries the order from its source's event, or its destination's, to its arrival. */
+static void run_empty(int path, int through_dest)
 {
     xd_runtime *runtime = open_machine(0);
     xd_stream *producer = stream_on(runtime, 0), *consumer = stream_on(runtime, 1);
@@ -229,7 +229,8 @@ static void run_empty(int path)
     work(producer, 60000);
     copy(producer, host, 0, input, 0, BYTES);
     OK(xd_event_record(ready[0], producer, &err));
-    xd_copy order = {.height = 1, .source_ready = ready[0], .arrived = arrived[0]};
+    xd_copy order = {.height = 1, .arrived = arrived[0]};
+    *(through_dest ? &order.dest_free : &order.source_ready) = ready[0];
     OK(xd_link_copy(link, &order, &err));
     OK(xd_stream_wait(consumer, arrived[0], &err));
     copy(consumer, output, 0, host, 0, BYTES);
@@ -247,6 +248,49 @@ static void run_empty(int path)
     xd_buffer_close(&host);
     xd_stream_close(&consumer);
     xd_stream_close(&producer);
+    close_machine(runtime);
+}
+
+/* One stream fills the tiles of a ring, another one empties them. */
+static void run_relay(void)
+{
+    xd_runtime *runtime = open_machine(0);
+    xd_stream *down = stream_on(runtime, 0), *up = stream_on(runtime, 1);
+    xd_buffer *host = memory(runtime, XD_HOST, ROUNDS * BYTES);
+    xd_buffer *input = memory(runtime, 0, ROUNDS * BYTES), *output = memory(runtime, 1, ROUNDS * BYTES);
+    xd_event *filled;
+    xd_ring *ring;
+    OK(xd_event_open(&filled, runtime, 0, &err));
+    OK(xd_ring_open(&ring, runtime, 2, BYTES, &err));
+    for (int round = 0; round < ROUNDS; round++)
+        write_round(host, (uint64_t)round * BYTES, round);
+    copy(down, input, 0, host, 0, ROUNDS * BYTES);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t at = (uint64_t)round * BYTES;
+        xd_tile tile;
+        OK(xd_ring_acquire_on(ring, down, &tile, &err));
+        uint64_t between = (uint64_t)(uintptr_t)tile.address;
+        xd_transfer there = {.dst_device = XD_HOST, .dst = between, .width = BYTES, .height = 1};
+        xd_transfer back = {.dst_device = 1, .src_device = XD_HOST, .src = between, .width = BYTES, .height = 1};
+        there.src = xd_buffer_address(input) + at;
+        back.dst = xd_buffer_address(output) + at;
+        OK(xd_stream_copy(down, &there, &err));
+        OK(xd_event_record(filled, down, &err));
+        OK(xd_stream_wait(up, filled, &err));
+        work(up, 20000);
+        OK(xd_stream_copy(up, &back, &err));
+        OK(xd_ring_submit(ring, &tile, up, &err));
+    }
+    copy(up, host, 0, output, 0, ROUNDS * BYTES);
+    finish(runtime, up);
+    check_rounds(host, ROUNDS);
+    xd_ring_close(&ring);
+    xd_event_close(&filled);
+    xd_buffer_close(&output);
+    xd_buffer_close(&input);
+    xd_buffer_close(&host);
+    xd_stream_close(&up);
+    xd_stream_close(&down);
     close_machine(runtime);
 }
 
@@ -326,9 +370,13 @@ int main(int argc, char **argv)
             run_hop(&HOPS[i]);
         }
         scene = "a copy of nothing, direct";
-        run_empty(XD_DIRECT);
+        run_empty(XD_DIRECT, 0);
+        run_empty(XD_DIRECT, 1);
         scene = "a copy of nothing, staged";
-        run_empty(XD_STAGED);
+        run_empty(XD_STAGED, 0);
+        run_empty(XD_STAGED, 1);
+        scene = "from stream to stream through a ring";
+        run_relay();
         scene = "uploads through a ring";
         run_uploads();
         scene = "host slots behind a throttle";

@@ -4,16 +4,9 @@
 
 static const char *const streams[] = {"front", "back", "out", "in", NULL};
 static const char *const memory[] = {"ring", "src", "dst", NULL};
-static const char *const events[] = {"ready", "free", "filled", "tile0", "tile1", "released", "arrived", NULL};
 
 static xd_error err;
-static recorder rec;
-static xd_runtime *runtime;
-static xd_stream *front, *back;
-static xd_link *link_;
-static xd_buffer *src, *dst;
-static xd_event *ready, *space, *released, *arrived;
-static xd_copy order;
+static recorded_link on;
 
 static void fill(xd_buffer *buffer, int step)
 {
@@ -27,247 +20,276 @@ static const unsigned char *at(xd_buffer *buffer, uint64_t offset)
     return (const unsigned char *)(uintptr_t)xd_buffer_address(buffer) + offset;
 }
 
-/* A link 0 to 1, two tiles of 64 bytes; `ready` recorded on device 0, `free` on device 1. */
-static void begin(int gate)
+/* A link 0 to 1 with so many tiles of 64 bytes. */
+static void begin(const char *const *events, unsigned tiles, int gate)
 {
-    recorder_open(&rec, 2);
-    rec.streams = streams;
-    rec.memory = memory;
-    rec.events = events;
-    OK(xd_runtime_open(&runtime, &rec.table, NULL, &err));
-    OK(xd_stream_open(&front, runtime, 0, &err));
-    OK(xd_stream_open(&back, runtime, 1, &err));
-    xd_link_options options = {.path = XD_STAGED, .tile_bytes = 64, .tiles = 2, .gate = gate};
-    OK(xd_link_open(&link_, runtime, 0, 1, &options, &err));
-    OK(xd_buffer_open(&src, runtime, 0, 1000, &err));
-    OK(xd_buffer_open(&dst, runtime, 1, 1000, &err));
-    OK(xd_event_open(&ready, runtime, 0, &err));
-    OK(xd_event_open(&space, runtime, 0, &err));
-    OK(xd_event_open(&released, runtime, 0, &err));
-    OK(xd_event_open(&arrived, runtime, 0, &err));
-    OK(xd_event_record(ready, front, &err));
-    OK(xd_event_record(space, back, &err));
-    fill(src, 1);
-    fill(dst, 0);
-    recorder_clear(&rec);
-    order = (xd_copy){
-        .dst = xd_buffer_address(dst),
-        .src = xd_buffer_address(src),
-        .height = 1,
-        .source_ready = ready,
-        .dest_free = space,
-        .released = released,
-        .arrived = arrived,
-    };
+    xd_link_options options = {.path = XD_STAGED, .tile_bytes = 64, .tiles = tiles, .gate = gate};
+    recorded_link_open(&on, &(recorder_names){streams, events, memory}, 1, &options, 1000, 0);
+    fill(on.src, 1);
+    fill(on.dst, 0);
+    recorder_clear(&on.rec);
 }
 
 static void end(void)
 {
-    xd_event_close(&ready);
-    xd_event_close(&space);
-    xd_event_close(&released);
-    xd_event_close(&arrived);
-    xd_link_close(&link_);
-    xd_buffer_close(&src);
-    xd_buffer_close(&dst);
-    xd_stream_close(&front);
-    xd_stream_close(&back);
-    CHECK_NOTHING_LIVES(runtime);
-    OK(xd_runtime_close(&runtime, &err));
-    recorder_close(&rec);
+    recorded_link_close(&on);
 }
 
+static void copy(uint64_t width)
+{
+    recorder_clear(&on.rec);
+    on.order.width = width;
+    OK(xd_link_copy(on.link, &on.order, &err));
+}
+
+static void want_no_events(void)
+{
+    on.order.source_ready = on.order.dest_free = on.order.released = on.order.arrived = NULL;
+}
+
+/* Two halves of one tile. The first download comes before everything that `in` has to do; the first tile of the next
+   copy is waited for at the end of this one. */
 static void three_tiles(void)
 {
-    begin(1);
-    order.width = 150;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out wait ready\n"
-                        "in wait free\n"
-                        "out copy src+0 > ring+0, 64\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+0 > dst+0, 64\n"
-                        "in record tile0\n"
-                        "out copy src+64 > ring+64, 64\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+64 > dst+64, 64\n"
-                        "in record tile1\n"
-                        "out wait tile0\n"
-                        "out copy src+128 > ring+0, 22\n"
-                        "out record released\n"
-                        "in wait released\n"
-                        "in copy ring+0 > dst+128, 22\n"
-                        "in record arrived\n"
-                        "in record tile0\n");
-    CHECK_EQ(memcmp(at(dst, 0), at(src, 0), 150), 0);
-    CHECK_EQ(*at(dst, 150), 0xA5);
+    static const char *const events[] = {"ready", "free", "filled", "half0", "half1", "released", "arrived", NULL};
+    begin(events, 2, 1);
+    copy(150);
+    CHECK_TEXT(on.rec.log, "out wait ready\n"
+                           "out copy src+0 > ring+0, 64\n"
+                           "out record filled\n"
+                           "in wait free\n"
+                           "in wait filled\n"
+                           "in copy ring+0 > dst+0, 64\n"
+                           "in record half0\n"
+                           "out copy src+64 > ring+64, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+64 > dst+64, 64\n"
+                           "in record half1\n"
+                           "out wait half0\n"
+                           "out copy src+128 > ring+0, 22\n"
+                           "out record released\n"
+                           "in wait released\n"
+                           "in copy ring+0 > dst+128, 22\n"
+                           "in record arrived\n"
+                           "in record half0\n"
+                           "out wait half1\n");
+    CHECK_EQ(memcmp(at(on.dst, 0), at(on.src, 0), 150), 0);
+    CHECK_EQ(*at(on.dst, 150), 0xA5);
 
-    recorder_clear(&rec); /* the ring goes on where it was */
-    order.width = 10;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out wait ready\n"
-                        "in wait free\n"
-                        "out wait tile1\n"
-                        "out copy src+0 > ring+64, 10\n"
-                        "out record released\n"
-                        "in wait released\n"
-                        "in copy ring+64 > dst+0, 10\n"
-                        "in record arrived\n"
-                        "in record tile1\n");
+    copy(10); /* the ring goes on where it was */
+    CHECK_TEXT(on.rec.log, "out wait ready\n"
+                           "out copy src+0 > ring+64, 10\n"
+                           "out record released\n"
+                           "in wait free\n"
+                           "in wait released\n"
+                           "in copy ring+64 > dst+0, 10\n"
+                           "in record arrived\n"
+                           "in record half1\n"
+                           "out wait half0\n");
+    end();
+}
+
+/* A half is waited for before its first tile and handed back after its last, whatever copies these belong to. */
+static void halves(void)
+{
+    static const char *const events[] = {"ready", "free", "filled", "half0", "half1", NULL};
+    begin(events, 5, 1);
+    want_no_events();
+    copy(4 * 64);
+    CHECK_TEXT(on.rec.log, "out copy src+0 > ring+0, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+0 > dst+0, 64\n"
+                           "out copy src+64 > ring+64, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+64 > dst+64, 64\n"
+                           "out copy src+128 > ring+128, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+128 > dst+128, 64\n"
+                           "in record half0\n"
+                           "out copy src+192 > ring+192, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+192 > dst+192, 64\n");
+    copy(1);
+    CHECK_TEXT(on.rec.log, "out copy src+0 > ring+256, 1\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+256 > dst+0, 1\n"
+                           "in record half1\n"
+                           "out wait half0\n");
+    copy(3 * 64);
+    CHECK_EQ(recorder_count(&on.rec, "out wait half0\n"), 0);
+    CHECK_EQ(recorder_count(&on.rec, "in record half0\n"), 1);
+    CHECK_EQ(recorder_count(&on.rec, "out wait half1\n"), 1);
+    copy(1);
+    CHECK_EQ(recorder_count(&on.rec, "out wait"), 0);
+    end();
+}
+
+/* A ring of one tile: each download waits for the upload before it. */
+static void one_tile(void)
+{
+    static const char *const events[] = {"ready", "free", "filled", "half0", NULL};
+    begin(events, 1, 1);
+    want_no_events();
+    copy(65);
+    CHECK_TEXT(on.rec.log, "out copy src+0 > ring+0, 64\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+0 > dst+0, 64\n"
+                           "in record half0\n"
+                           "out wait half0\n"
+                           "out copy src+64 > ring+0, 1\n"
+                           "out record filled\n"
+                           "in wait filled\n"
+                           "in copy ring+0 > dst+64, 1\n"
+                           "in record half0\n"
+                           "out wait half0\n");
     end();
 }
 
 static void without_events(void)
 {
-    begin(1);
-    order.width = 64;
-    order.source_ready = order.dest_free = order.released = order.arrived = NULL;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out copy src+0 > ring+0, 64\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+0 > dst+0, 64\n"
-                        "in record tile0\n");
-    recorder_clear(&rec);
-    order.width = 0;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "");
+    begin(NULL, 2, 1);
+    want_no_events();
+    copy(0);
+    CHECK_TEXT(on.rec.log, "");
     end();
 }
 
 static void never_recorded(void)
 {
-    begin(1);
+    begin(NULL, 2, 1);
     xd_event *fresh;
-    OK(xd_event_open(&fresh, runtime, 0, &err));
-    order.width = 0;
-    order.source_ready = order.dest_free = fresh;
-    order.released = order.arrived = NULL;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "");
+    OK(xd_event_open(&fresh, on.runtime, 0, &err));
+    on.order.source_ready = on.order.dest_free = fresh;
+    on.order.released = on.order.arrived = NULL;
+    copy(0);
+    CHECK_TEXT(on.rec.log, "");
     xd_event_close(&fresh);
     end();
 }
 
 static void nothing(void)
 {
-    begin(1);
-    rec.events = NULL;
-    order.width = 0;
-    order.dst = order.src = 0;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out wait ready\n"
-                        "in wait free\n"
-                        "in wait ready\n"
-                        "out record e2\n"
-                        "in record e3\n");
+    static const char *const events[] = {"ready", "free", "released", "arrived", NULL};
+    begin(events, 2, 1);
+    on.order.dst = on.order.src = 0;
+    copy(0);
+    CHECK_TEXT(on.rec.log, "out wait ready\n"
+                           "in wait free\n"
+                           "in wait ready\n"
+                           "out record released\n"
+                           "in record arrived\n");
     end();
 }
 
 /* Only the wait for the destination is left out. */
 static void gate_omits_one_line(void)
 {
-    char with[sizeof rec.log];
-    begin(1);
-    order.width = 150;
-    OK(xd_link_copy(link_, &order, &err));
-    strcpy(with, rec.log);
+    static const char *const events[] = {"ready", "free", "filled", "half0", "half1", "released", "arrived", NULL};
+    char with[sizeof on.rec.log];
+    begin(events, 2, 1);
+    copy(150);
+    strcpy(with, on.rec.log);
     end();
-    begin(0);
-    order.width = 150;
-    OK(xd_link_copy(link_, &order, &err));
+    begin(events, 2, 0);
+    copy(150);
     char *line = strstr(with, "in wait free\n");
     CHECK(line);
     memmove(line, line + strlen("in wait free\n"), strlen(line + strlen("in wait free\n")) + 1);
-    CHECK_TEXT(rec.log, with);
+    CHECK_TEXT(on.rec.log, with);
     end();
 }
 
 /* One event for both ends is recorded once, at the very end. */
 static void released_is_arrived(void)
 {
-    static const char *const names[] = {"ready", "free", "filled", "tile0", "both", NULL};
-    begin(1);
-    rec.events = names;
-    order.width = 10;
-    order.released = arrived;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out wait ready\n"
-                        "in wait free\n"
-                        "out copy src+0 > ring+0, 10\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+0 > dst+0, 10\n"
-                        "in record tile0\n"
-                        "in record both\n");
+    static const char *const events[] = {"ready", "free", "filled", "both", "half0", NULL};
+    begin(events, 2, 1);
+    on.order.released = on.arrived;
+    copy(10);
+    CHECK_TEXT(on.rec.log, "out wait ready\n"
+                           "out copy src+0 > ring+0, 10\n"
+                           "out record filled\n"
+                           "in wait free\n"
+                           "in wait filled\n"
+                           "in copy ring+0 > dst+0, 10\n"
+                           "in record both\n"
+                           "in record half0\n");
     end();
 }
 
 /* Three rows of 20 bytes, 100 apart, fit one tile of 64; the fourth goes into the next. */
 static void rows(void)
 {
-    begin(1);
-    order.width = 20;
-    order.height = 4;
-    order.src_pitch = 100;
-    order.dst_pitch = 30;
-    order.source_ready = order.dest_free = order.released = order.arrived = NULL;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_TEXT(rec.log, "out copy src+0/100 > ring+0/20, 3 x 20\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+0/20 > dst+0/30, 3 x 20\n"
-                        "in record tile0\n"
-                        "out copy src+300 > ring+64, 20\n"
-                        "out record filled\n"
-                        "in wait filled\n"
-                        "in copy ring+64 > dst+90, 20\n"
-                        "in record tile1\n");
+    begin(NULL, 2, 1);
+    on.order.width = 20;
+    on.order.height = 4;
+    on.order.src_pitch = 100;
+    on.order.dst_pitch = 30;
+    want_no_events();
+    copy(on.order.width);
+    CHECK_TEXT(on.rec.log, "out copy src+0/100 > ring+0/20, 3 x 20\n"
+                           "out record e2\n"
+                           "in wait e2\n"
+                           "in copy ring+0/20 > dst+0/30, 3 x 20\n"
+                           "in record e3\n"
+                           "out copy src+300 > ring+64, 20\n"
+                           "out record e2\n"
+                           "in wait e2\n"
+                           "in copy ring+64 > dst+90, 20\n"
+                           "in record e4\n"
+                           "out wait e3\n");
     for (uint64_t row = 0; row < 4; row++) {
-        CHECK_EQ(memcmp(at(dst, row * 30), at(src, row * 100), 20), 0);
-        CHECK_EQ(*at(dst, row * 30 + 20), 0xA5);
+        CHECK_EQ(memcmp(at(on.dst, row * 30), at(on.src, row * 100), 20), 0);
+        CHECK_EQ(*at(on.dst, row * 30 + 20), 0xA5);
     }
     end();
 }
 
 static void rows_longer_than_a_tile(void)
 {
-    begin(1);
-    order.width = 70;
-    order.height = 2;
-    order.src_pitch = 100;
-    order.dst_pitch = 90;
-    order.source_ready = order.dest_free = order.released = order.arrived = NULL;
-    OK(xd_link_copy(link_, &order, &err));
+    begin(NULL, 2, 1);
+    on.order.width = 70;
+    on.order.height = 2;
+    on.order.src_pitch = 100;
+    on.order.dst_pitch = 90;
+    want_no_events();
+    copy(on.order.width);
     for (uint64_t row = 0; row < 2; row++) {
-        CHECK_EQ(memcmp(at(dst, row * 90), at(src, row * 100), 70), 0);
-        CHECK_EQ(*at(dst, row * 90 + 70), 0xA5);
+        CHECK_EQ(memcmp(at(on.dst, row * 90), at(on.src, row * 100), 70), 0);
+        CHECK_EQ(*at(on.dst, row * 90 + 70), 0xA5);
     }
-    CHECK_HAS(rec.log, "out copy src+0 > ring+0, 64\n");
-    CHECK_HAS(rec.log, "out copy src+64 > ring+64, 6\n");
-    CHECK_HAS(rec.log, "out copy src+100 > ring+0, 64\n");
-    CHECK_HAS(rec.log, "in copy ring+64 > dst+154, 6\n");
+    CHECK_HAS(on.rec.log, "out copy src+0 > ring+0, 64\n");
+    CHECK_HAS(on.rec.log, "out copy src+64 > ring+64, 6\n");
+    CHECK_HAS(on.rec.log, "out copy src+100 > ring+0, 64\n");
+    CHECK_HAS(on.rec.log, "in copy ring+64 > dst+154, 6\n");
     end();
 }
 
 /* Rows without gaps are one long row. */
 static void rows_without_gaps(void)
 {
-    begin(1);
-    order.width = order.src_pitch = order.dst_pitch = 16;
-    order.height = 5;
-    order.source_ready = order.dest_free = order.released = order.arrived = NULL;
-    OK(xd_link_copy(link_, &order, &err));
-    CHECK_HAS(rec.log, "out copy src+0 > ring+0, 64\n");
-    CHECK_HAS(rec.log, "out copy src+64 > ring+64, 16\n");
+    begin(NULL, 2, 1);
+    on.order.width = on.order.src_pitch = on.order.dst_pitch = 16;
+    on.order.height = 5;
+    want_no_events();
+    copy(on.order.width);
+    CHECK_HAS(on.rec.log, "out copy src+0 > ring+0, 64\n");
+    CHECK_HAS(on.rec.log, "out copy src+64 > ring+64, 16\n");
     end();
 }
 
 int main(void)
 {
     three_tiles();
+    halves();
+    one_tile();
     without_events();
     never_recorded();
     nothing();
