@@ -1,43 +1,14 @@
 /* The loader's inner loop: file range -> page-locked tile -> device. */
-#include "internal.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "hash.h"
-#include "marks.h"
-#include "work.h"
+#include "worker.h"
 
 enum {
     TILES = 32,
     TILE_BYTES = 1 << 20,
-    LARGEST_TILE = 1 << 30, /* below 0x7ffff000, what one read call gives at most */
-    LOOK = 20000000         /* ns between two looks at the stop flag */
-};
-
-/* One device's side of it. */
-typedef struct lane {
-    xd_stream *stream; /* NULL if there is no work */
-    _Atomic uint64_t done, direct, last; /* bytes handed over, of them read directly, and when the last of them were */
-} lane;
-
-struct xd_reader {
-    xd_runtime *runtime;
-    const xd_io *calls;
-    xd_ring *ring; /* NULL if there is nothing to read */
-    _Atomic uint64_t reading, waiting; /* ns of all workers in reads, and for tiles and uploads */
-    int sync_uploads, io, verify;
-
-    pthread_mutex_t lock;
-    pthread_cond_t left; /* a worker has left */
-    unsigned workers;
-    atomic_int stop; /* the status that the workers end with */
-    xd_error first;  /* the error behind it */
-    _Atomic int64_t failed;
-
-    xd_work *work;
-    xd_marks marks; /* under verify, of every copy so far */
-    lane lanes[]; /* one a device */
+    WORKERS = 4,
+    LARGEST_TILE = 1 << 30 /* below 0x7ffff000, what one read call gives at most */
 };
 
 /* ---- open and close ---- */
@@ -65,7 +36,7 @@ static int open_devices(xd_reader *reader, unsigned tiles, uint64_t tile_bytes, 
 {
     int status = XD_OK, work = 0;
     for (int device = 0; device < reader->runtime->devices && !status; device++) {
-        lane *lane = &reader->lanes[device];
+        xd_lane *lane = &reader->lanes[device];
         if (!xd_work_total(reader->work, device))
             continue;
         work = 1;
@@ -106,6 +77,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     reader->sync_uploads = chosen.sync_uploads;
     reader->io = chosen.io;
     reader->verify = chosen.verify;
+    reader->tiles_each = tiles / (chosen.workers ? chosen.workers : WORKERS);
     reader->calls = chosen.calls ? chosen.calls : &xd_source_calls;
     reader->failed = -1;
     status = xd_work_open(&reader->work, runtime->devices, pieces, count, tile_bytes, err);
@@ -150,41 +122,7 @@ void xd_reader_close(xd_reader **at)
     *at = NULL;
 }
 
-/* ---- the queue ---- */
-
-/* Returns 0 when there is no next job, or none is to be done any more. *device: served before, and now. */
-static int take(xd_reader *reader, int *device, xd_job *job)
-{
-    int got = 0;
-    pthread_mutex_lock(&reader->lock);
-    if (!reader->stop)
-        got = xd_work_take(reader->work, device, job);
-    else
-        xd_work_leave(reader->work, *device);
-    pthread_mutex_unlock(&reader->lock);
-    return got;
-}
-
-static int settle(xd_reader *reader, int device, int on, xd_error *err)
-{
-    xd_driver *driver = reader->runtime->driver;
-    return driver->settle && device >= 0 ? driver->settle(driver, device, on, err) : XD_OK;
-}
-
-/* The worker's thread leaves one device for another; -1 is none. *settled follows. */
-static int move(xd_reader *reader, int *settled, int device, xd_error *err)
-{
-    int status = XD_OK;
-    if (*settled == device)
-        return status;
-    status = settle(reader, *settled, 0, err);
-    *settled = -1;
-    if (!status)
-        status = settle(reader, device, 1, err);
-    if (!status)
-        *settled = device;
-    return status;
-}
+/* ---- workers ---- */
 
 /* The first error wins; the other workers see the flag and stop. */
 static void stop(xd_reader *reader, int status, const xd_error *why, int64_t row)
@@ -196,94 +134,6 @@ static void stop(xd_reader *reader, int status, const xd_error *why, int64_t row
         reader->stop = status;
     }
     pthread_mutex_unlock(&reader->lock);
-}
-
-/* ---- tile -> device ---- */
-
-static int copy(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
-{
-    int status = reader->verify ? xd_marks_add(&reader->marks, &reader->lock, transfer, err) : XD_OK;
-    return status ? status : xd_stream_copy(reader->lanes[transfer->dst_device].stream, transfer, err);
-}
-
-static int upload(xd_reader *reader, const xd_job *job, const char *memory, int direct, xd_error *err)
-{
-    const xd_extent *extent = &job->extent;
-    xd_transfer transfer = {.dst_device = job->device, .src_device = XD_HOST, .height = 1};
-    if (!direct) {
-        transfer.dst = job->address;
-        transfer.src = (uint64_t)(uintptr_t)memory;
-        transfer.width = extent->bytes;
-        return copy(reader, &transfer, err);
-    }
-    int status = XD_OK;
-    for (int i = 0; i < extent->spans && !status; i++) {
-        const xd_span *span = &extent->span[i];
-        transfer.dst = job->address + span->at;
-        transfer.src = (uint64_t)(uintptr_t)memory + xd_source_direct_at(extent, span->offset);
-        transfer.width = span->bytes;
-        status = copy(reader, &transfer, err);
-    }
-    return status;
-}
-
-/* Waits until the device has what was uploaded so far, or the reader is stopped. */
-static int wait_uploads(xd_reader *reader, xd_event *event, int device, xd_error *err)
-{
-    int done = 0;
-    uint64_t begin = xd_monotonic();
-    int status = xd_event_record(event, reader->lanes[device].stream, err);
-    while (!status && !done && !reader->stop)
-        status = xd_event_wait(event, LOOK, &done, err);
-    reader->waiting += xd_monotonic() - begin;
-    return status;
-}
-
-static int acquire(xd_reader *reader, xd_tile *tile, int *got, xd_error *err)
-{
-    int status = XD_OK;
-    uint64_t begin = xd_monotonic();
-    *got = 0;
-    while (!status && !*got && !reader->stop)
-        status = xd_ring_acquire(reader->ring, LOOK, tile, got, err);
-    reader->waiting += xd_monotonic() - begin;
-    return status;
-}
-
-/* *reading tells whether it was the file that failed. */
-static int run_job(xd_reader *reader, const xd_job *job, xd_event *event, int *reading, xd_error *err)
-{
-    xd_tile tile;
-    int got, direct = 0;
-    *reading = 0;
-    int status = acquire(reader, &tile, &got, err);
-    if (!got)
-        return status;
-    status = xd_host_access(reader->runtime, tile.address, tile.bytes, 1, err);
-    if (!status) {
-        uint64_t begin = xd_monotonic();
-        status = xd_source_read(job->source, reader->calls, reader->io, &job->extent, tile.address, &direct, err);
-        reader->reading += xd_monotonic() - begin;
-        *reading = status != XD_OK;
-    }
-    if (status) {
-        xd_ring_release(reader->ring, &tile);
-        return status;
-    }
-    status = upload(reader, job, tile.address, direct, err);
-    /* Part of it may be on its way, so the tile is submitted after an error too. */
-    xd_error ignored;
-    int submitted = xd_ring_submit(reader->ring, &tile, reader->lanes[job->device].stream, status ? &ignored : err);
-    if (!status)
-        status = submitted;
-    if (!status && event)
-        status = wait_uploads(reader, event, job->device, err);
-    if (!status) {
-        reader->lanes[job->device].done += job->payload;
-        reader->lanes[job->device].last = xd_monotonic();
-        reader->lanes[job->device].direct += direct ? job->payload : 0;
-    }
-    return status;
 }
 
 /* Counts a worker in or out, or neither. Returns the status that all end with. */
@@ -300,90 +150,39 @@ static int count_worker(xd_reader *reader, int change, xd_error *err)
     return status;
 }
 
-int xd_reader_run(xd_reader *reader, xd_error *err)
+static int run(xd_reader *reader, int back, xd_error *err)
 {
     int status = xd_runtime_enter(reader->runtime, "reader_run", err);
     if (status)
         return status;
     xd_error own;
-    xd_event *event = NULL;
-    xd_job job = {.row = 0};
-    int reading = 0, device = -1, settled = -1;
+    int64_t row;
     count_worker(reader, 1, NULL);
-    if (reader->sync_uploads)
-        status = xd_event_open(&event, reader->runtime, 0, &own);
-    while (!status && take(reader, &device, &job)) {
-        status = move(reader, &settled, device, &own);
-        if (!status)
-            status = run_job(reader, &job, event, &reading, &own);
-    }
-    move(reader, &settled, -1, NULL);
-    xd_event_close(&event);
+    status = xd_worker_run(reader, back, &row, &own);
     if (status)
-        stop(reader, status, &own, reading ? (int64_t)job.row : -1);
+        stop(reader, status, &own, row);
     return count_worker(reader, -1, err);
 }
 
-/* ---- device -> tile ---- */
-
-static int next_mark(xd_reader *reader, xd_mark *out)
+int xd_reader_run(xd_reader *reader, xd_error *err)
 {
-    pthread_mutex_lock(&reader->lock);
-    int got = !reader->stop && xd_marks_take(&reader->marks, out);
-    pthread_mutex_unlock(&reader->lock);
-    return got;
-}
-
-/* Copies back what a mark stands for and compares the checksums. */
-static int check_mark(xd_reader *reader, const xd_mark *mark, xd_event *event, xd_error *err)
-{
-    xd_tile tile;
-    int got;
-    int status = acquire(reader, &tile, &got, err);
-    if (!got)
-        return status;
-    xd_transfer transfer = {.dst_device = XD_HOST, .src_device = mark->device, .dst = (uint64_t)(uintptr_t)tile.address,
-                            .src = mark->address, .width = mark->bytes, .height = 1};
-    status = xd_stream_copy(reader->lanes[mark->device].stream, &transfer, err);
-    if (!status)
-        status = wait_uploads(reader, event, mark->device, err);
-    if (!status && !reader->stop)
-        status = xd_host_access(reader->runtime, tile.address, mark->bytes, 0, err);
-    uint64_t hash = status || reader->stop ? mark->hash : xd_hash(tile.address, (size_t)mark->bytes);
-    if (!status && hash != mark->hash)
-        status = xd_fail(err, XD_DRIVER, 0, "verify",
-                         "device %d does not hold what was read: checksum %016" PRIx64 " of %" PRIu64
-                         " bytes at 0x%" PRIx64 ", wanted %016" PRIx64,
-                         mark->device, hash, mark->bytes, mark->address, mark->hash);
-    xd_error ignored;
-    int submitted = xd_ring_submit(reader->ring, &tile, reader->lanes[mark->device].stream, status ? &ignored : err);
-    return status ? status : submitted;
+    return run(reader, 0, err);
 }
 
 int xd_reader_verify(xd_reader *reader, xd_error *err)
 {
-    int status = xd_runtime_enter(reader->runtime, "reader_verify", err);
-    if (status)
-        return status;
-    xd_error own;
-    xd_event *event = NULL;
-    xd_mark mark;
-    int settled = -1;
-    count_worker(reader, 1, NULL);
-    status = xd_event_open(&event, reader->runtime, 0, &own);
-    while (!status && next_mark(reader, &mark)) {
-        status = move(reader, &settled, mark.device, &own);
-        if (!status)
-            status = check_mark(reader, &mark, event, &own);
-    }
-    move(reader, &settled, -1, NULL);
-    xd_event_close(&event);
-    if (status)
-        stop(reader, status, &own, -1);
-    return count_worker(reader, -1, err);
+    return run(reader, 1, err);
 }
 
-/* ---- for the caller ---- */
+/* Waits until a stream has got as far as it was queued, or the reader is stopped. */
+static int wait_stream(xd_reader *reader, xd_stream *stream, xd_event *event, xd_error *err)
+{
+    int done = 0;
+    int status = xd_event_record(event, stream, err);
+    while (!status && !done && !reader->stop)
+        status = xd_event_wait(event, XD_READER_LOOK, &done, err);
+    return status;
+}
 
 int xd_reader_drain(xd_reader *reader, xd_error *err)
 {
@@ -393,7 +192,7 @@ int xd_reader_drain(xd_reader *reader, xd_error *err)
         return status;
     for (int device = 0; device < reader->runtime->devices && !status; device++)
         if (reader->lanes[device].stream)
-            status = wait_uploads(reader, event, device, err);
+            status = wait_stream(reader, reader->lanes[device].stream, event, err);
     xd_event_close(&event);
     return status ? status : count_worker(reader, 0, err);
 }
@@ -409,7 +208,7 @@ int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out)
 {
     if (device < 0 || device >= reader->runtime->devices)
         return 0;
-    const lane *lane = &reader->lanes[device];
+    const xd_lane *lane = &reader->lanes[device];
     *out = (xd_progress){.done = lane->done, .direct = lane->direct, .last = lane->last};
     return 1;
 }

@@ -302,6 +302,7 @@ typedef struct xd_io {
 
 typedef struct xd_reader_options {
     unsigned tiles;       /* of the pinned ring; 0: 32 */
+    unsigned workers;     /* how many are expected: each keeps its share of the tiles, one at least; 0: 4 */
     uint64_t tile_bytes;  /* 0: 1 MiB; a multiple of 4096 if any piece has a direct_fd */
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */

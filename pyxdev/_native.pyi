@@ -289,6 +289,7 @@ class Reader:
         pieces: Any,
         *,
         tiles: int = 0,
+        workers: int = 0,
         tile_bytes: int = 0,
         async_uploads: bool = True,
         io: str = "auto",
@@ -296,7 +297,8 @@ class Reader:
         calls: int = 0,
     ) -> None:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
-        bytes, address. io: "auto" or "direct". calls: address of an xd_io table, for tests."""
+        bytes, address. workers: how many run() calls are expected at once; each keeps its share of the tiles. io:
+        "auto" or "direct". verify: checksums are kept for verify(). calls: address of an xd_io table, for tests."""
     def run(self) -> None:
         """One worker; call it from several threads. Without the GIL; Ctrl-C is not seen: keep it off the main thread.
         Every worker raises the first error of any."""

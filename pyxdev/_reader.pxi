@@ -30,7 +30,7 @@ cdef class Reader:
     cdef readonly Runtime runtime
     cdef object __weakref__
 
-    def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, uint64_t tile_bytes=0,
+    def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, unsigned workers=0, uint64_t tile_bytes=0,
                  bint async_uploads=True, io="auto", bint verify=False, uintptr_t calls=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -45,6 +45,7 @@ cdef class Reader:
         if io not in IO_MODES:
             raise errors.InvalidArgument(f"io is {io!r}; allowed: {', '.join(IO_MODES)}")
         options.tiles = tiles
+        options.workers = workers
         options.tile_bytes = tile_bytes
         options.sync_uploads = not async_uploads
         options.io = IO_MODES[io]

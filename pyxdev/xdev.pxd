@@ -173,6 +173,7 @@ cdef extern from "xdev.h" nogil:
         pass
     ctypedef struct xd_reader_options:
         unsigned tiles
+        unsigned workers
         uint64_t tile_bytes
         int sync_uploads
         int io

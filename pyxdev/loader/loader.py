@@ -26,6 +26,7 @@ log = logging.getLogger("pyxdev")
 
 TILE_BYTES = 1 << 20
 MAX_TILES = 64  # so at most 64 MiB are page-locked
+TILES_A_THREAD = 4  # one is filled, the others are on their way
 DIRECT_IO = ("auto", "on", "off")
 THREADS_A_DEVICE = 12  # what -1 means, within three quarters of the cores: about 5 GB/s each against 55 of an upload
 _PERIOD = 0.05  # seconds between two looks at the workers, for progress and Ctrl-C
@@ -179,22 +180,30 @@ def _log_refused(file: ModelFile, code: int) -> None:
 
 
 def _count_threads(asked: int, devices: int, total: int) -> int:
-    """-1: as many as help. Never more than there are tiles."""
+    """-1: as many as help. Never more than there are tiles, in the ring and to read."""
     if asked < 0:
         asked = min(THREADS_A_DEVICE * devices, len(os.sched_getaffinity(0)) * 3 // 4)
-    return max(1, min(asked, -(-total // TILE_BYTES)))
+    return max(1, min(asked, MAX_TILES, -(-total // TILE_BYTES)))
 
 
 def _open_reader(
     runtime: Runtime, pieces: Any, threads: int, total: int, async_uploads: bool, direct_io: str, verify: bool
 ) -> tuple[Reader, int]:
-    """A reader, and the number of its tiles: about four a thread, fewer where page-locked memory is short."""
-    tiles = max(1, min(MAX_TILES, max(4 * threads, 16), -(-total // TILE_BYTES)))
+    """A reader, and the number of its tiles: four a thread, fewer for many threads and where page-locked memory is
+    short."""
+    tiles = max(1, min(threads * min(TILES_A_THREAD, MAX_TILES // threads), -(-total // TILE_BYTES)))
     io = "direct" if direct_io == "on" else "auto"
     while True:
         try:
             reader = Reader(
-                runtime, pieces, tiles=tiles, tile_bytes=TILE_BYTES, async_uploads=async_uploads, io=io, verify=verify
+                runtime,
+                pieces,
+                tiles=tiles,
+                workers=threads,
+                tile_bytes=TILE_BYTES,
+                async_uploads=async_uploads,
+                io=io,
+                verify=verify,
             )
         except OutOfMemory as error:
             if error.status != "NO_PINNED_MEMORY" or tiles == 1:
