@@ -32,24 +32,27 @@ def pyxdev(
     devices: list[int],
     threads: int = -1,
     tile: int = 1,
+    streams: int = 0,
     every: bool = False,
     empty: bool = False,
     **options: Any,
 ) -> Iterator[Load]:
-    """tile: MiB. every: makes all arrays too. empty: reads cost nothing and bring nothing."""
+    """tile: MiB. streams: of a device, 0: as it comes. every: makes all arrays too. empty: reads cost nothing and bring
+    nothing."""
     from pyxdev import backends
-    from pyxdev._native import Reader
     from pyxdev.loader import loader
 
     if tile != 1:
         loader.TILE_BYTES, loader.MAX_TILES = tile << 20, max(1, loader.MAX_TILES // tile)
+    if streams:
+        loader.Reader = functools.partial(loader.Reader, streams=streams)
     if empty:
         sys.path.insert(0, os.path.join(sys.path[0], "tests", "unit"))
         from io_faults import Faults
 
         faults = Faults()
         faults.arm(nothing=True)
-        loader.Reader = functools.partial(Reader, calls=faults.address)
+        loader.Reader = functools.partial(loader.Reader, calls=faults.address)
     spent = timed(loader)
     machine = {"device": {"count": max(devices) + 1}} if backend == "sim" else None
     with backends.open(backend, machine=machine) as runtime:
@@ -219,16 +222,17 @@ LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
     ),
     "Run:ai streamer": ("runai_model_streamer", peer(runai)),
 }
-# What helps and what is in the way: threads, tiles, and the same without reading.
+# What helps and what is in the way: threads, tiles, streams, and the same without reading.
 PROBES = {
-    f"pyxdev, {threads} threads, {tile} MiB tiles{', empty reads' if empty else ''}": (
+    f"pyxdev, {threads} threads, {tile} MiB tiles, {streams} streams{', empty reads' if empty else ''}": (
         "pyxdev",
-        ours(threads=threads, tile=tile, empty=empty, direct_io="off"),
+        ours(threads=threads, tile=tile, streams=streams, empty=empty, direct_io="off"),
     )
     for empty in (False, True)
     for tile in (1, 2)
-    for threads in (4, 8, 12, 16, 24)
-    if not empty or threads in (8, 16)
+    for streams in (1, 2, 4)
+    for threads in (8, 12, 16)
+    if not empty or (threads == 12 and streams < 4)
 }
 LOADERS |= PROBES
 

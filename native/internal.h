@@ -79,6 +79,9 @@ int xd_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, uint64_t
 
 /* ---- stream.c ---- */
 
+/* xd_event_wait for many threads at once with time to spare: none keeps the driver busy with questions. */
+int xd_event_wait_napping(xd_event *event, uint64_t timeout, int *done, xd_error *err);
+
 /* Refuses what no copy may be, and gives the rest one form: nothing has width and height 0, rows without gaps are one
    row, a single row has its width as pitch. */
 int xd_stream_check_transfer(xd_transfer *transfer, xd_error *err);

@@ -8,6 +8,7 @@ enum {
     TILES = 32,
     TILE_BYTES = 1 << 20,
     WORKERS = 4,
+    STREAMS = 1,
     LARGEST_TILE = 1 << 30 /* below 0x7ffff000, what one read call gives at most */
 };
 
@@ -40,7 +41,8 @@ static int open_devices(xd_reader *reader, unsigned tiles, uint64_t tile_bytes, 
         if (!xd_work_total(reader->work, device))
             continue;
         work = 1;
-        status = xd_stream_open(&lane->stream, reader->runtime, device, err);
+        for (unsigned i = 0; i < reader->streams && !status; i++)
+            status = xd_stream_open(&lane->streams[i], reader->runtime, device, err);
     }
     return status || !work ? status : xd_ring_open(&reader->ring, reader->runtime, tiles, tile_bytes, err);
 }
@@ -49,7 +51,8 @@ static void close_devices(xd_reader *reader)
 {
     xd_ring_close(&reader->ring);
     for (int device = 0; device < reader->runtime->devices; device++)
-        xd_stream_close(&reader->lanes[device].stream);
+        for (unsigned i = 0; i < reader->streams; i++)
+            xd_stream_close(&reader->lanes[device].streams[i]);
 }
 
 int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
@@ -65,6 +68,9 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     if (tile_bytes > LARGEST_TILE)
         return xd_fail(err, XD_INVALID, 0, operation, "tiles of %" PRIu64 " bytes; at most %d are allowed", tile_bytes,
                        LARGEST_TILE);
+    if (chosen.streams > XD_READER_STREAMS)
+        return xd_fail(err, XD_INVALID, 0, operation, "%u streams of a device; at most %d are allowed", chosen.streams,
+                       XD_READER_STREAMS);
     for (size_t i = 0; i < count && !status; i++)
         status = check_piece(runtime, &pieces[i], i, tile_bytes, err);
     if (status)
@@ -78,6 +84,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     reader->io = chosen.io;
     reader->verify = chosen.verify;
     reader->tiles_each = tiles / (chosen.workers ? chosen.workers : WORKERS);
+    reader->streams = chosen.streams ? chosen.streams : STREAMS;
     reader->calls = chosen.calls ? chosen.calls : &xd_source_calls;
     reader->failed = -1;
     status = xd_work_open(&reader->work, runtime->devices, pieces, count, tile_bytes, err);
@@ -172,29 +179,6 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
 int xd_reader_verify(xd_reader *reader, xd_error *err)
 {
     return run(reader, 1, err);
-}
-
-/* Waits until a stream has got as far as it was queued, or the reader is stopped. */
-static int wait_stream(xd_reader *reader, xd_stream *stream, xd_event *event, xd_error *err)
-{
-    int done = 0;
-    int status = xd_event_record(event, stream, err);
-    while (!status && !done && !reader->stop)
-        status = xd_event_wait(event, XD_READER_LOOK, &done, err);
-    return status;
-}
-
-int xd_reader_drain(xd_reader *reader, xd_error *err)
-{
-    xd_event *event;
-    int status = xd_event_open(&event, reader->runtime, 0, err);
-    if (status)
-        return status;
-    for (int device = 0; device < reader->runtime->devices && !status; device++)
-        if (reader->lanes[device].stream)
-            status = wait_stream(reader, reader->lanes[device].stream, event, err);
-    xd_event_close(&event);
-    return status ? status : count_worker(reader, 0, err);
 }
 
 void xd_reader_cancel(xd_reader *reader)

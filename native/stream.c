@@ -159,12 +159,12 @@ int xd_event_query(xd_event *event, int *done, xd_error *err)
     return driver->event_query(driver, device, event->handles[device], done, err);
 }
 
-/* For drivers without event_wait. It asks without pause at first, letting others run in between: a nap of any length
-   ends some 50 us late, which short copies and token loops would feel. Then it sleeps, longer each time, so that a
-   thread that waits for long costs next to nothing. */
-static int poll_event(xd_driver *driver, int device, void *handle, uint64_t timeout, int *done, xd_error *err)
+/* For drivers without event_wait. It asks without pause for `spin` ns, letting others run in between. Then it sleeps,
+   longer each time, so that a thread that waits for long costs next to nothing. */
+static int poll_event(xd_driver *driver, int device, void *handle, uint64_t spin, uint64_t timeout, int *done,
+                      xd_error *err)
 {
-    enum { SPIN = 1000000, FIRST_NAP = 5000, LONGEST_NAP = 50000 }; /* ns */
+    enum { FIRST_NAP = 5000, LONGEST_NAP = 50000 }; /* ns */
     uint64_t begin = xd_monotonic();
     uint64_t nap = FIRST_NAP;
     for (;;) {
@@ -174,7 +174,7 @@ static int poll_event(xd_driver *driver, int device, void *handle, uint64_t time
         uint64_t waited = xd_monotonic() - begin;
         if (waited >= timeout)
             return XD_OK;
-        if (waited < SPIN) {
+        if (waited < spin) {
             sched_yield();
             continue;
         }
@@ -185,7 +185,7 @@ static int poll_event(xd_driver *driver, int device, void *handle, uint64_t time
     }
 }
 
-int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err)
+static int wait_event(xd_event *event, uint64_t spin, uint64_t timeout, int *done, xd_error *err)
 {
     int status = xd_runtime_enter(event->runtime, "event_wait", err);
     if (status)
@@ -196,11 +196,23 @@ int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err)
         xd_driver *driver = event->runtime->driver;
         void *handle = event->handles[device];
         status = driver->event_wait ? driver->event_wait(driver, device, handle, timeout, &came, err)
-                                    : poll_event(driver, device, handle, timeout, &came, err);
+                                    : poll_event(driver, device, handle, spin, timeout, &came, err);
     }
     if (!status)
         *done = came;
     return status;
+}
+
+/* A nap of any length ends some 50 us late, which short copies and token loops would feel. */
+int xd_event_wait(xd_event *event, uint64_t timeout, int *done, xd_error *err)
+{
+    enum { SPIN = 1000000 }; /* ns */
+    return wait_event(event, SPIN, timeout, done, err);
+}
+
+int xd_event_wait_napping(xd_event *event, uint64_t timeout, int *done, xd_error *err)
+{
+    return wait_event(event, 0, timeout, done, err);
 }
 
 int xd_event_elapsed(xd_event *begin, xd_event *end, double *seconds, xd_error *err)

@@ -10,13 +10,14 @@ enum { MAX_TILES = 8 };
 
 typedef struct worker {
     xd_reader *reader;
+    unsigned number;
     int device;  /* that it serves; -1: none yet */
     int settled; /* that its thread keeps current; -1: none */
     unsigned tiles, turn;
     struct {
         xd_tile tile;
-        xd_event *free;   /* recorded after its last use */
-        xd_stream *stream; /* of its last use; NULL: there was none */
+        xd_event *free;    /* recorded after its last use */
+        xd_stream *stream; /* of its last use; NULL: that is over */
     } own[MAX_TILES];
 } worker;
 
@@ -39,35 +40,47 @@ static int take_tiles(worker *w, xd_error *err)
     return status;
 }
 
-/* What is still on its way is left to the ring, which waits for it when it closes. */
-static int give_tiles(worker *w, xd_error *err)
+/* What is still on its way after an error is left to the ring, which waits for it when it closes. */
+static void give_tiles(worker *w)
 {
-    int status = XD_OK;
     for (unsigned i = 0; i < w->tiles; i++) {
-        xd_error ignored;
-        int given = XD_OK;
         if (w->own[i].stream)
-            given = xd_ring_submit(w->reader->ring, &w->own[i].tile, w->own[i].stream, status ? &ignored : err);
+            xd_ring_submit(w->reader->ring, &w->own[i].tile, w->own[i].stream, NULL);
         else
             xd_ring_release(w->reader->ring, &w->own[i].tile);
-        status = status ? status : given;
         xd_event_close(&w->own[i].free);
     }
-    return status;
 }
 
 /* Waits until a tile's last use is over, or the reader is stopped. */
 static int wait_tile(worker *w, unsigned index, xd_error *err)
 {
-    int done = !w->own[index].stream, status = XD_OK;
+    int done = 0, status = XD_OK;
+    if (!w->own[index].stream)
+        return status;
     uint64_t begin = xd_monotonic();
     while (!status && !done && !w->reader->stop)
-        status = xd_event_wait(w->own[index].free, XD_READER_LOOK, &done, err);
+        status = xd_event_wait_napping(w->own[index].free, XD_READER_LOOK, &done, err);
     w->reader->waiting += xd_monotonic() - begin;
+    if (done)
+        w->own[index].stream = NULL;
+    return status;
+}
+
+static int wait_tiles(worker *w, xd_error *err)
+{
+    int status = XD_OK;
+    for (unsigned i = 0; i < w->tiles && !status; i++)
+        status = wait_tile(w, i, err);
     return status;
 }
 
 /* ---- devices ---- */
+
+static xd_stream *stream_of(const worker *w, int device)
+{
+    return w->reader->lanes[device].streams[w->number % w->reader->streams];
+}
 
 static int settle(worker *w, int device, int on, xd_error *err)
 {
@@ -106,13 +119,14 @@ static int next_job(worker *w, xd_job *job)
     return got;
 }
 
-static int copy(xd_reader *reader, const xd_transfer *transfer, xd_error *err)
+static int copy(worker *w, const xd_transfer *transfer, xd_error *err)
 {
+    xd_reader *reader = w->reader;
     int status = reader->verify ? xd_marks_add(&reader->marks, &reader->lock, transfer, err) : XD_OK;
-    return status ? status : xd_stream_copy(reader->lanes[transfer->dst_device].stream, transfer, err);
+    return status ? status : xd_stream_copy(stream_of(w, transfer->dst_device), transfer, err);
 }
 
-static int upload(xd_reader *reader, const xd_job *job, const char *memory, int direct, xd_error *err)
+static int upload(worker *w, const xd_job *job, const char *memory, int direct, xd_error *err)
 {
     const xd_extent *extent = &job->extent;
     xd_transfer transfer = {.dst_device = job->device, .src_device = XD_HOST, .height = 1};
@@ -120,7 +134,7 @@ static int upload(xd_reader *reader, const xd_job *job, const char *memory, int 
         transfer.dst = job->address;
         transfer.src = (uint64_t)(uintptr_t)memory;
         transfer.width = extent->bytes;
-        return copy(reader, &transfer, err);
+        return copy(w, &transfer, err);
     }
     int status = XD_OK;
     for (int i = 0; i < extent->spans && !status; i++) {
@@ -128,7 +142,7 @@ static int upload(xd_reader *reader, const xd_job *job, const char *memory, int 
         transfer.dst = job->address + span->at;
         transfer.src = (uint64_t)(uintptr_t)memory + xd_source_direct_at(extent, span->offset);
         transfer.width = span->bytes;
-        status = copy(reader, &transfer, err);
+        status = copy(w, &transfer, err);
     }
     return status;
 }
@@ -161,10 +175,10 @@ static int run_job(worker *w, const xd_job *job, int64_t *row, xd_error *err)
         *row = (int64_t)job->row;
         return status;
     }
-    w->own[index].stream = lane->stream; /* even a copy that fails may have begun */
-    status = upload(reader, job, tile->address, direct, err);
+    xd_stream *stream = w->own[index].stream = stream_of(w, job->device); /* even a copy that fails may have begun */
+    status = upload(w, job, tile->address, direct, err);
     if (!status)
-        status = xd_event_record(w->own[index].free, lane->stream, err);
+        status = xd_event_record(w->own[index].free, stream, err);
     if (!status && reader->sync_uploads)
         status = wait_tile(w, index, err);
     if (status)
@@ -184,7 +198,7 @@ static int run_jobs(worker *w, int64_t *row, xd_error *err)
         if (!status)
             status = run_job(w, &job, row, err);
     }
-    return status;
+    return status ? status : wait_tiles(w, err);
 }
 
 /* ---- device -> tile ---- */
@@ -202,7 +216,7 @@ static int check_mark(worker *w, const xd_mark *mark, xd_error *err)
 {
     xd_reader *reader = w->reader;
     void *memory = w->own[0].tile.address;
-    xd_stream *stream = reader->lanes[mark->device].stream;
+    xd_stream *stream = stream_of(w, mark->device);
     xd_transfer transfer = {.dst_device = XD_HOST, .src_device = mark->device, .dst = (uint64_t)(uintptr_t)memory,
                             .src = mark->address, .width = mark->bytes, .height = 1};
     w->own[0].stream = stream;
@@ -237,15 +251,14 @@ static int check_marks(worker *w, xd_error *err)
 
 int xd_worker_run(xd_reader *reader, int back, int64_t *row, xd_error *err)
 {
-    worker w = {.reader = reader, .device = -1, .settled = -1};
+    worker w = {.reader = reader, .number = reader->joined++, .device = -1, .settled = -1};
     *row = -1;
     if (!reader->ring)
         return XD_OK;
     int status = take_tiles(&w, err);
     if (!status && w.tiles)
         status = back ? check_marks(&w, err) : run_jobs(&w, row, err);
-    xd_error ignored;
-    int given = give_tiles(&w, status ? &ignored : err);
+    give_tiles(&w);
     move(&w, -1, NULL);
-    return status ? status : given;
+    return status;
 }

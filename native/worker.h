@@ -7,11 +7,14 @@
 #include "marks.h"
 #include "work.h"
 
-enum { XD_READER_LOOK = 20000000 }; /* ns between two looks at the stop flag */
+enum {
+    XD_READER_LOOK = 20000000, /* ns between two looks at the stop flag */
+    XD_READER_STREAMS = 16     /* of a device, at most */
+};
 
 /* One device's side of a reader. */
 typedef struct xd_lane {
-    xd_stream *stream; /* NULL if there is no work */
+    xd_stream *streams[XD_READER_STREAMS]; /* NULL if there is no work */
     _Atomic uint64_t done, direct, last; /* bytes handed over, of them read directly, and when the last of them were */
 } xd_lane;
 
@@ -19,7 +22,8 @@ struct xd_reader {
     xd_runtime *runtime;
     const xd_io *calls;
     xd_ring *ring; /* NULL if there is nothing to read */
-    unsigned tiles_each; /* that a worker keeps for itself */
+    unsigned tiles_each, streams; /* that a worker keeps for itself; that a device has */
+    atomic_uint joined;           /* workers so far */
     int sync_uploads, io, verify;
     _Atomic uint64_t reading, waiting; /* ns of all workers in reads, and for tiles and uploads */
 

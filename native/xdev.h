@@ -303,6 +303,7 @@ typedef struct xd_io {
 typedef struct xd_reader_options {
     unsigned tiles;       /* of the pinned ring; 0: 32 */
     unsigned workers;     /* how many are expected: each keeps its share of the tiles, one at least; 0: 4 */
+    unsigned streams;     /* of a device: the workers take turns; 0: 1 */
     uint64_t tile_bytes;  /* 0: 1 MiB; a multiple of 4096 if any piece has a direct_fd */
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
@@ -316,12 +317,11 @@ typedef struct xd_reader_options {
 int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                    const xd_reader_options *options, xd_error *err);
 void xd_reader_close(xd_reader **reader); /* cancels, then waits for its workers and their uploads */
-/* Runs until the queue is empty, the reader is cancelled (XD_CANCELLED) or any worker failed (its error). */
+/* Runs until the queue is empty and all that this worker has read is on its device, the reader is cancelled
+   (XD_CANCELLED) or any worker failed (its error). */
 int xd_reader_run(xd_reader *reader, xd_error *err);
-/* Waits until every upload queued so far is complete on its device. Ends as a worker does. */
-int xd_reader_drain(xd_reader *reader, xd_error *err);
-/* Reads back what was uploaded, as a worker, and compares checksums; after every worker has run and been drained.
-   XD_DRIVER names the first range that a device does not hold as it was read. */
+/* Reads back what was uploaded, as a worker, and compares checksums; after every worker has run. XD_DRIVER names the first
+   range that a device does not hold as it was read. */
 int xd_reader_verify(xd_reader *reader, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
 typedef struct xd_progress {

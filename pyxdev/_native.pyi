@@ -290,6 +290,7 @@ class Reader:
         *,
         tiles: int = 0,
         workers: int = 0,
+        streams: int = 0,
         tile_bytes: int = 0,
         async_uploads: bool = True,
         io: str = "auto",
@@ -297,16 +298,16 @@ class Reader:
         calls: int = 0,
     ) -> None:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
-        bytes, address. workers: how many run() calls are expected at once; each keeps its share of the tiles. io:
-        "auto" or "direct". verify: checksums are kept for verify(). calls: address of an xd_io table, for tests."""
+        bytes, address. workers: how many run() calls are expected at once; each keeps its share of the tiles. streams:
+        of a device, 1 to 16; the workers take turns. io: "auto" or "direct". verify: checksums are kept for verify().
+        calls: address of an xd_io table, for tests."""
     def run(self) -> None:
-        """One worker; call it from several threads. Without the GIL; Ctrl-C is not seen: keep it off the main thread.
-        Every worker raises the first error of any."""
-    def drain(self) -> None:
-        """Waits until every upload has arrived."""
+        """One worker; call it from several threads. Returns when the queue is empty and all that it has read is on its
+        device. Without the GIL; Ctrl-C is not seen: keep it off the main thread. Every worker raises the first error of
+        any."""
     def verify(self) -> None:
         """Reads back what was uploaded and compares checksums, as one worker; for a reader opened with verify=True,
-        after drain(). DriverError names the first range that is wrong."""
+        after every run(). DriverError names the first range that is wrong."""
     def cancel(self) -> None:
         """Every run() raises Cancelled, within one tile."""
     def progress(self, device: int) -> tuple[int, int, float]:

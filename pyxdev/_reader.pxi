@@ -30,8 +30,8 @@ cdef class Reader:
     cdef readonly Runtime runtime
     cdef object __weakref__
 
-    def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, unsigned workers=0, uint64_t tile_bytes=0,
-                 bint async_uploads=True, io="auto", bint verify=False, uintptr_t calls=0):
+    def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, unsigned workers=0, unsigned streams=0,
+                 uint64_t tile_bytes=0, bint async_uploads=True, io="auto", bint verify=False, uintptr_t calls=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
         cdef xd_reader *out = NULL
@@ -46,6 +46,7 @@ cdef class Reader:
             raise errors.InvalidArgument(f"io is {io!r}; allowed: {', '.join(IO_MODES)}")
         options.tiles = tiles
         options.workers = workers
+        options.streams = streams
         options.tile_bytes = tile_bytes
         options.sync_uploads = not async_uploads
         options.io = IO_MODES[io]
@@ -91,14 +92,6 @@ cdef class Reader:
         cdef int status
         with nogil:
             status = xd_reader_run(reader, &err)
-        check(status, &err)
-
-    def drain(self):
-        cdef xd_error err
-        cdef xd_reader *reader = self.alive()
-        cdef int status
-        with nogil:
-            status = xd_reader_drain(reader, &err)
         check(status, &err)
 
     def verify(self):

@@ -174,6 +174,7 @@ cdef extern from "xdev.h" nogil:
     ctypedef struct xd_reader_options:
         unsigned tiles
         unsigned workers
+        unsigned streams
         uint64_t tile_bytes
         int sync_uploads
         int io
@@ -183,7 +184,6 @@ cdef extern from "xdev.h" nogil:
                        const xd_reader_options *options, xd_error *err)
     void xd_reader_close(xd_reader **reader)
     int xd_reader_run(xd_reader *reader, xd_error *err)
-    int xd_reader_drain(xd_reader *reader, xd_error *err)
     int xd_reader_verify(xd_reader *reader, xd_error *err)
     void xd_reader_cancel(xd_reader *reader)
     ctypedef struct xd_progress:

@@ -121,6 +121,7 @@ def _read(
         total = int(pieces[:, 4].sum())
         threads = _count_threads(settings.threads_load, len(plan.devices), total)
         reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io, verify)
+        threads = min(threads, tiles)
         stack.callback(reader.close)
         callback: Callback | None = None
         if progress is True:
@@ -129,12 +130,12 @@ def _read(
             callback = progress
         setup = time.monotonic() - begin
         try:
-            _run(reader, threads, _Watch(plan, reader, total, callback), _read_all)
+            _run(reader, threads, _Watch(plan, reader, total, callback), reader.run)
         except (ReadError, FileRefused) as error:
             raise _name_file(error, plan, reader, tensor_of) from error
         end = time.monotonic()
         if verify:
-            _run(reader, threads, lambda: None, Reader.verify)
+            _run(reader, threads, lambda: None, reader.verify)
         for file in plan.model.files:
             if code := reader.refused(file.fd):
                 log.info(
@@ -236,12 +237,7 @@ class _Watch:
             raise Cancelled(f"the progress callback cancelled the load after {done} of {self._total} bytes")
 
 
-def _read_all(reader: Reader) -> None:
-    reader.run()
-    reader.drain()
-
-
-def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable[[Reader], None]) -> None:
+def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable[[], None]) -> None:
     """Runs the task on every worker and waits for them. Whatever happens, none is left when this returns: the calling
     thread looks up often, so Ctrl-C and an exception of the callback stop them within one tile."""
     failures: list[Error] = []
@@ -249,7 +245,7 @@ def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable
 
     def work() -> None:
         try:
-            task(reader)
+            task()
         except Error as error:
             failures.append(error)
         finally:

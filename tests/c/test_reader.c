@@ -76,7 +76,6 @@ static void run(const xd_piece *pieces, size_t count, xd_reader_options options)
 {
     xd_reader *reader = open_reader(pieces, count, options);
     OK(xd_reader_run(reader, &err));
-    OK(xd_reader_drain(reader, &err));
     uint64_t wanted = 0, done = 0;
     for (size_t i = 0; i < count; i++) {
         wanted += pieces[i].bytes;
@@ -183,6 +182,7 @@ typedef struct script {
     int code, at; /* the errno of direct call number `at` and those after it */
     int64_t held; /* what the page cache claims, per cent */
     uint64_t most;
+    int waited; /* every upload so far has been asked for */
 } script;
 
 static script now;
@@ -190,6 +190,8 @@ static script now;
 static ssize_t scripted_preadv(int fd, const struct iovec *parts, int count, off_t offset)
 {
     now.calls++;
+    if (now.waited)
+        CHECK_EQ(rec.queries, uploads());
     if (fd == direct) {
         CHECK_EQ((uint64_t)offset % PAGE, 0);
         CHECK_EQ(parts[0].iov_len % PAGE, 0);
@@ -259,6 +261,38 @@ static void direct_reads(void)
     xd_buffer_close(&to.buffer);
 }
 
+/* ---- waiting for each upload, and one stream or more ---- */
+
+static void synchronous(void)
+{
+    target to = on_device(0, FILE_BYTES);
+    xd_piece piece = {.fd = plain, .direct_fd = -1, .bytes = FILE_BYTES, .address = to.address};
+    rec.queries = 0;
+    now = (script){.waited = 1};
+    run(&piece, 1, (xd_reader_options){.calls = &scripted, .tiles = 8, .workers = 1, .sync_uploads = 1});
+    CHECK_EQ(now.calls, uploads());
+    CHECK_EQ(now.calls, (FILE_BYTES + 2 * PAGE - 1) / (2 * PAGE));
+    now = (script){0};
+    xd_buffer_close(&to.buffer);
+}
+
+static void streams(void)
+{
+    static const char *const names[] = {"first", "second", "third", NULL};
+    target to = on_device(0, FILE_BYTES);
+    xd_piece piece = {.fd = plain, .direct_fd = -1, .bytes = 8 * PAGE, .address = to.address};
+    rec.streams = names;
+    rec.made[0] = 0;
+    xd_reader *reader = open_reader(&piece, 1, (xd_reader_options){.streams = 3});
+    OK(xd_reader_run(reader, &err));
+    CHECK_HAS(rec.log, "first copy");
+    CHECK(!strstr(rec.log, "second copy"));
+    xd_reader_close(&reader);
+    FAILS(xd_reader_open(&reader, runtime, &piece, 1, &(xd_reader_options){.streams = 17}, &err), XD_INVALID);
+    rec.streams = NULL;
+    xd_buffer_close(&to.buffer);
+}
+
 /* ---- ends ---- */
 
 static void truncated(void)
@@ -275,7 +309,6 @@ static void truncated(void)
         CHECK_HAS(err.text, "900 bytes wanted at offset 199500, 500 present");
         CHECK_EQ(xd_reader_failed(reader), 1);
         FAILS(xd_reader_run(reader, &err), XD_TRUNCATED);
-        FAILS(xd_reader_drain(reader, &err), XD_TRUNCATED);
         xd_reader_close(&reader);
     }
     xd_buffer_close(&to.buffer);
@@ -295,7 +328,7 @@ static void cancelled(void)
     reader = open_reader(&piece, 1, (xd_reader_options){0}); /* after the last byte it still counts */
     OK(xd_reader_run(reader, &err));
     xd_reader_cancel(reader);
-    FAILS(xd_reader_drain(reader, &err), XD_CANCELLED);
+    FAILS(xd_reader_run(reader, &err), XD_CANCELLED);
     xd_reader_close(&reader);
     xd_reader_close(&reader);
     xd_reader_close(NULL);
@@ -376,8 +409,7 @@ static void refusals(void)
         OK(xd_reader_open(&reader, runtime, &good, count, NULL, &err));
         CHECK_EQ(rec.live, 0);
         OK(xd_reader_run(reader, &err));
-        OK(xd_reader_drain(reader, &err));
-        CHECK_EQ(progress(reader, 0).done, 0);
+            CHECK_EQ(progress(reader, 0).done, 0);
         xd_progress found;
         CHECK(!xd_reader_progress(reader, 2, &found) && !xd_reader_progress(reader, -1, &found));
         CHECK_EQ(xd_reader_refused(reader, 7), 0);
@@ -414,6 +446,8 @@ int main(void)
     two_devices();
     many_small();
     direct_reads();
+    synchronous();
+    streams();
     truncated();
     cancelled();
     together(0);

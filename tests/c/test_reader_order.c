@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 enum { BYTES = 60000, TILE = 4096, KEPT_TILE = 4 << 20, DEVICES = 2 };
-enum { SYNC = 1, DRAIN = 2, VERIFY = 4 };
 
 static xd_error err;
 static xd_runtime *runtime;
@@ -14,12 +13,6 @@ static unsigned char content[DEVICES][BYTES];
 static int files[DEVICES];
 static unsigned long long seed;
 static const char *scene;
-
-typedef struct load {
-    xd_reader *reader;
-    xd_buffer *memory[DEVICES];
-    int shift; /* device i gets file i + shift */
-} load;
 
 static void make_files(void)
 {
@@ -40,67 +33,56 @@ static void wrong(const char *what)
     exit(1);
 }
 
-static load start(int how, int shift, xd_reader_options options)
+static void run(const char *name, xd_reader_options options)
 {
-    load made = {.shift = shift};
+    xd_reader *reader;
+    xd_buffer *memory[DEVICES];
     xd_piece pieces[DEVICES];
-    for (int i = 0; i < DEVICES; i++) {
-        OK(xd_buffer_open(&made.memory[i], runtime, i, BYTES, &err));
-        pieces[i] = (xd_piece){.fd = files[(i + shift) % DEVICES], .direct_fd = -1, .device = i, .bytes = BYTES,
-                               .address = xd_buffer_address(made.memory[i])};
-        memset((void *)(uintptr_t)pieces[i].address, 0xA5, BYTES);
-    }
-    options.workers = 1;
-    options.sync_uploads = how & SYNC;
-    options.verify = how & VERIFY;
-    OK(xd_reader_open(&made.reader, runtime, pieces, DEVICES, &options, &err));
-    OK(xd_reader_run(made.reader, &err));
-    if (how & DRAIN)
-        OK(xd_reader_drain(made.reader, &err));
-    if (how & VERIFY && xd_reader_verify(made.reader, &err))
-        wrong("a checksum");
-    return made;
-}
-
-static void check(const load *made)
-{
-    for (int i = 0; i < DEVICES; i++) {
-        const void *there = (const void *)(uintptr_t)xd_buffer_address(made->memory[i]);
-        if (memcmp(there, content[(i + made->shift) % DEVICES], BYTES) != 0)
-            wrong("a byte");
-    }
-}
-
-static void end(load *made)
-{
-    xd_reader_close(&made->reader);
-    for (int i = 0; i < DEVICES; i++)
-        xd_buffer_close(&made->memory[i]);
-}
-
-static void run(const char *name, int how)
-{
     scene = name;
     OK(xd_runtime_open(&runtime, machine_jumbled(DEVICES, seed), NULL, &err));
-    load made = start(how, 0, (xd_reader_options){.tiles = 3, .tile_bytes = TILE});
-    check(&made);
-    end(&made);
+    for (int i = 0; i < DEVICES; i++) {
+        OK(xd_buffer_open(&memory[i], runtime, i, BYTES, &err));
+        pieces[i] = (xd_piece){.fd = files[i], .direct_fd = -1, .device = i, .bytes = BYTES,
+                               .address = xd_buffer_address(memory[i])};
+        memset((void *)(uintptr_t)pieces[i].address, 0xA5, BYTES);
+    }
+    options.tiles = 3;
+    options.tile_bytes = TILE;
+    options.workers = 1;
+    OK(xd_reader_open(&reader, runtime, pieces, DEVICES, &options, &err));
+    OK(xd_reader_run(reader, &err));
+    if (options.verify && xd_reader_verify(reader, &err))
+        wrong("a checksum");
+    for (int i = 0; i < DEVICES; i++)
+        if (memcmp((void *)(uintptr_t)pieces[i].address, content[i], BYTES) != 0)
+            wrong("a byte");
+    xd_reader_close(&reader);
+    for (int i = 0; i < DEVICES; i++)
+        xd_buffer_close(&memory[i]);
     OK(xd_runtime_close(&runtime, &err));
 }
 
-/* The page-locked memory of a reader that was closed is kept for the next one, which must not come too early. */
-static void run_one_after_the_other(void)
+/* A reader that fails ends when nothing of it is on its way any more, although its page-locked memory is kept. */
+static void run_into_the_end(void)
 {
-    scene = "one reader after the other";
+    scene = "a file that ends early";
+    xd_reader *reader;
+    xd_buffer *memory;
     OK(xd_runtime_open(&runtime, machine_jumbled(DEVICES, seed), NULL, &err));
-    xd_reader_options options = {.tiles = 2, .tile_bytes = KEPT_TILE};
-    load first = start(0, 0, options);
-    xd_reader_close(&first.reader);
-    load second = start(DRAIN, 1, options);
-    check(&first);
-    check(&second);
-    end(&first);
-    end(&second);
+    OK(xd_buffer_open(&memory, runtime, 0, 2 * BYTES, &err));
+    uint64_t address = xd_buffer_address(memory);
+    xd_piece pieces[] = {
+        {.fd = files[0], .direct_fd = -1, .bytes = TILE, .address = address},
+        {.fd = files[0], .direct_fd = -1, .offset = BYTES - 1, .bytes = TILE, .address = address + BYTES},
+    };
+    memset((void *)(uintptr_t)address, 0xA5, TILE);
+    xd_reader_options options = {.tiles = 2, .tile_bytes = KEPT_TILE, .workers = 1};
+    OK(xd_reader_open(&reader, runtime, pieces, 2, &options, &err));
+    FAILS(xd_reader_run(reader, &err), XD_TRUNCATED);
+    xd_reader_close(&reader);
+    if (memcmp((void *)(uintptr_t)address, content[0], TILE) != 0)
+        wrong("a byte");
+    xd_buffer_close(&memory);
     OK(xd_runtime_close(&runtime, &err));
 }
 
@@ -110,10 +92,10 @@ int main(int argc, char **argv)
     unsigned long long count = argc > 2 ? strtoull(argv[2], NULL, 10) : 4;
     make_files();
     for (seed = first; seed < first + count; seed++) {
-        run("asynchronous uploads", DRAIN);
-        run("uploads that are waited for", SYNC);
-        run("reading back", DRAIN | VERIFY);
-        run_one_after_the_other();
+        run("asynchronous uploads", (xd_reader_options){0});
+        run("uploads that are waited for", (xd_reader_options){.sync_uploads = 1});
+        run("reading back", (xd_reader_options){.verify = 1});
+        run_into_the_end();
     }
     for (int i = 0; i < DEVICES; i++)
         close(files[i]);
