@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "hip_api.h"
 #include "vendor.h"
@@ -418,11 +419,28 @@ static int hip_stream_create(xd_driver *driver, int device, void **stream, xd_er
     return status;
 }
 
+/* Waits until the stream is idle: AMD's runtime takes the events of a stream that is gone for done, whatever was queued
+   on it. A device that hangs is given up after some 30 s. */
+static void drain(hip *h, hip_stream stream)
+{
+    enum { NAPS = 300000 };
+    const struct timespec nap = {.tv_nsec = 100000};
+    hip_result code = h->hip.hipStreamQuery(stream);
+    for (int naps = 0; code == HIP_NOT_READY && naps < NAPS; naps++) {
+        nanosleep(&nap, NULL);
+        code = h->hip.hipStreamQuery(stream);
+    }
+    fine(h, code);
+}
+
 static int hip_stream_destroy(xd_driver *driver, int device, void *stream, xd_error *err)
 {
     scope in;
     int status = make_current(&in, driver, device, "stream_destroy", err);
-    return status == XD_OK ? leave(&in, in.h->hip.hipStreamDestroy(stream), "hipStreamDestroy", err) : status;
+    if (status != XD_OK)
+        return status;
+    drain(in.h, stream);
+    return leave(&in, in.h->hip.hipStreamDestroy(stream), "hipStreamDestroy", err);
 }
 
 static int hip_stream_query(xd_driver *driver, int device, void *stream, int *idle, xd_error *err)

@@ -99,6 +99,23 @@ def test_an_event_that_is_closed_while_a_stream_waits_for_it_still_holds_the_str
     same(devices.download(target), data)
 
 
+def test_an_event_outlives_the_stream_that_it_was_recorded_on(devices):
+    """AMD's runtime takes it for done as soon as that stream is gone."""
+    second = devices.stream(devices.count - 1)
+    data = pattern(4096)
+    source, middle = devices.upload(0, data), devices.buffer(HOST, 4096)
+    target = devices.poisoned(second.device, 4096)
+    event, first = devices.event(), devices.runtime.stream(0)
+    devices.busy(first)
+    first.copy(middle.address, source.address, 4096, dst_device=HOST, src_device=0)
+    event.record(first)
+    first.close()
+    second.wait(event)
+    second.copy(target.address, middle.address, 4096, dst_device=second.device, src_device=HOST)
+    assert second.synchronize()
+    same(devices.download(target), data)
+
+
 def test_time_passes_between_two_events(devices):
     stream = devices.stream()
     begin, end = devices.event(timing=True), devices.event(timing=True)

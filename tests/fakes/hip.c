@@ -47,6 +47,8 @@ typedef struct owned { /* device memory, a stream or an event, and whose it is *
     struct owned *next;
     uint64_t address, bytes;
     int device;
+    int gone; /* an event's stream is */
+    uint64_t stream; /* that an event was last recorded on */
 } owned;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -442,6 +444,10 @@ static cu_result create_stream(hip_stream *stream, unsigned flags, int priority)
 static cu_result destroy_stream(hip_stream stream)
 {
     disown((uintptr_t)stream);
+    pthread_mutex_lock(&lock);
+    for (owned *at = all; at; at = at->next)
+        at->gone |= at->stream == (uintptr_t)stream;
+    pthread_mutex_unlock(&lock);
     return cu.cuStreamDestroy((cu_stream)stream);
 }
 
@@ -459,6 +465,30 @@ static cu_result destroy_event(hip_event event)
     return cu.cuEventDestroy((cu_event)event);
 }
 
+static cu_result record(hip_event event, hip_stream stream)
+{
+    cu_result code = cu.cuEventRecord((cu_event)event, (cu_stream)stream);
+    pthread_mutex_lock(&lock);
+    for (owned *at = all; at && code == CU_SUCCESS; at = at->next)
+        if (at->address == (uintptr_t)event) {
+            at->stream = (uintptr_t)stream;
+            at->gone = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* An event whose stream has been destroyed is taken for done, as AMD's runtime does. */
+static cu_result wait_for(hip_stream stream, hip_event event, unsigned flags)
+{
+    int gone = 0;
+    pthread_mutex_lock(&lock);
+    for (owned *at = all; at; at = at->next)
+        gone |= at->address == (uintptr_t)event && at->gone;
+    pthread_mutex_unlock(&lock);
+    return gone ? CU_SUCCESS : cu.cuStreamWaitEvent((cu_stream)stream, (cu_event)event, flags);
+}
+
 /* What is asked of a stream or event of another device than the current one is not done. */
 #define HERE(handle, call) (owner_of(handle) == current ? (call) : CU_INVALID_HANDLE)
 
@@ -468,11 +498,11 @@ FORWARD(hipStreamDestroy, (hip_stream stream), HERE(stream, destroy_stream(strea
 FORWARD(hipStreamQuery, (hip_stream stream), HERE(stream, cu.cuStreamQuery((cu_stream)stream)))
 FORWARD(hipStreamSynchronize, (hip_stream stream), HERE(stream, OPTIONAL(cuStreamSynchronize, (cu_stream)stream)))
 FORWARD(hipStreamWaitEvent, (hip_stream stream, hip_event event, unsigned flags),
-        HERE(stream, cu.cuStreamWaitEvent((cu_stream)stream, (cu_event)event, flags)))
+        HERE(stream, wait_for(stream, event, flags)))
 FORWARD(hipEventCreateWithFlags, (hip_event *event, unsigned flags), create_event(event, flags & 7))
 FORWARD(hipEventDestroy, (hip_event event), HERE(event, destroy_event(event)))
 FORWARD(hipEventRecord, (hip_event event, hip_stream stream),
-        HERE(event, HERE(stream, cu.cuEventRecord((cu_event)event, (cu_stream)stream))))
+        HERE(event, HERE(stream, record(event, stream))))
 FORWARD(hipEventQuery, (hip_event event), HERE(event, cu.cuEventQuery((cu_event)event)))
 FORWARD(hipEventSynchronize, (hip_event event), HERE(event, OPTIONAL(cuEventSynchronize, (cu_event)event)))
 FORWARD(hipEventElapsedTime, (float *milliseconds, hip_event begin, hip_event end),
