@@ -45,6 +45,15 @@ def open(
     return runtime
 
 
+def visible(backend: str, count: int | None = None) -> tuple[dict[str, str], list[str]]:
+    """The variables that hide devices of this backend, as they are set, and what each device is to them, for people.
+    count: how many devices there are, where that is known."""
+    module = import_module(f"pyxdev.backends.{backend}")
+    return {name: os.environ[name] for name in module.VISIBLE if name in os.environ}, module.map_devices(
+        os.environ, count
+    )
+
+
 def _open_first(settings: Settings) -> Runtime:
     reasons: list[str] = []
     for name, vendor in (("cuda", "CUDA"), ("hip", "HIP")):

@@ -10,6 +10,8 @@ from pyxdev.errors import BackendUnavailable
 # Asks for the functions whose stream 0 is the legacy one, whatever CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM says.
 LEGACY_STREAM = 1
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES",)  # NVIDIA's driver filters by it
+
 
 def driver() -> Driver:
     """The CUDA driver, not yet opened.
@@ -49,4 +51,13 @@ def resolve() -> dict[str, int]:
 
 def hidden(environ: Mapping[str, str]) -> str:
     """What hides devices, as text for an error; empty if nothing does."""
-    return f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r}" if "CUDA_VISIBLE_DEVICES" in environ else ""
+    return ", ".join(f"{name}={environ[name]!r}" for name in VISIBLE if name in environ)
+
+
+def map_devices(environ: Mapping[str, str], count: int | None = None) -> list[str]:
+    """What each device of ours is to CUDA_VISIBLE_DEVICES, for people. count: how many devices there are. The driver
+    ends the list at the first entry that it does not know."""
+    entries = environ.get(VISIBLE[0], "").split(",")[:count]
+    return [
+        f"device {device} is {entry.strip()} of {VISIBLE[0]}" for device, entry in enumerate(entries) if entry.strip()
+    ]

@@ -18,9 +18,9 @@ LIBRARY_VARIABLE = "PYXDEV_HIP_LIBRARY"
 
 OLDEST = (5, 3)  # the first with hipLaunchHostFunc
 
-# The runtime filters by the first, then by the second or, where that is not set, by the third; each list counts within
-# what the one before left over.
-ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+# The runtime filters by the first, then by the second or, where that is not set or empty, by the third; each list
+# counts within what the one before left over.
+VISIBLE = ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
 def driver() -> Driver:
@@ -76,7 +76,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
     if wanted:
         yield wanted, LIBRARY_VARIABLE
         return
-    for path in loaded_copies(Path("/proc/self/maps").read_text("utf-8", "surrogateescape")):
+    for path in loaded_copies():
         yield path, "already loaded"
     known = _path_of_hip_python()
     if known:
@@ -86,8 +86,9 @@ def _candidates() -> Iterator[tuple[str, str]]:
         yield f"{os.environ.get('ROCM_PATH') or '/opt/rocm'}/lib/{name}", "ROCm's folder"
 
 
-def loaded_copies(maps: str) -> list[str]:
-    """The HIP libraries in a process, from the text of its /proc/PID/maps, in order of address."""
+def loaded_copies() -> list[str]:
+    """The HIP libraries in this process, in order of address."""
+    maps = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
     paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
     return list(dict.fromkeys(path for path in paths if path.rpartition("/")[2].startswith("libamdhip64.so")))
 
@@ -119,30 +120,35 @@ def _version(library: ctypes.CDLL) -> tuple[int, int] | None:
 
 def hidden(environ: Mapping[str, str]) -> str:
     """What hides devices, as text for an error; empty if nothing does."""
-    lists = [f"{name}={environ[name]!r}" for name in (ROCR, HIP, CUDA) if name in environ]
+    lists = [f"{name}={environ[name]!r}" for name in VISIBLE if name in environ]
     return ", ".join([*lists, *map_devices(environ)])
 
 
-def map_devices(environ: Mapping[str, str]) -> list[str]:
+def map_devices(environ: Mapping[str, str], count: int | None = None) -> list[str]:
     """What each device of ours is to the lists of visible devices, for people: "device 0 is 1 of HIP_VISIBLE_DEVICES,
-    which is 4 of ROCR_VISIBLE_DEVICES". Never used to choose a device: the runtime does that."""
-    inner = HIP if HIP in environ else CUDA
-    names = [name for name in (inner, ROCR) if name in environ]
+    which is 4 of ROCR_VISIBLE_DEVICES". count: how many devices there are, where that is known.
+
+    Never used to choose a device: the runtime does that. As it reads them, an empty list of HIP's or CUDA's hides
+    nothing, an empty one of ROCR's hides all.
+    """
+    inner = next((name for name in (HIP, CUDA) if environ.get(name)), None)
+    names = [name for name in (inner, ROCR) if name is not None and name in environ]
+    notes = [f"{name} is empty, which hides nothing" for name in (HIP, CUDA) if environ.get(name) == ""]
     if not names:
-        return []
+        return notes
     lines = []
-    for device, entry in enumerate(_entries(environ[names[0]])):
+    for device, entry in enumerate(_entries(environ[names[0]])[:count]):
         line = f"device {device} is {entry} of {names[0]}"
         if len(names) == 2 and entry.isdecimal():
             outer = _entries(environ[ROCR])
             inside = int(entry) < len(outer)
             line += f", which is {outer[int(entry)]} of {ROCR}" if inside else f", beyond the {len(outer)} of {ROCR}"
         lines.append(line)
-    return lines or [f"{names[0]} leaves none"]
+    return [*notes, *(lines or [f"{names[0]} leaves none"])]
 
 
 def _entries(text: str) -> list[str]:
-    """The entries of a list of devices; -1 ends it."""
+    """The entries of a list of devices, each once; -1 ends it."""
     entries = [entry.strip() for entry in text.split(",")]
     end = next((index for index, entry in enumerate(entries) if entry in ("", "-1")), len(entries))
-    return entries[:end]
+    return list(dict.fromkeys(entries[:end]))

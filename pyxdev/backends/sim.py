@@ -35,9 +35,17 @@ def driver(machine: Mapping[str, Any] | str | None = None, *, check: bool | None
     return sim_driver(lower(whole))
 
 
+VISIBLE = ()  # no variable hides simulated devices
+
+
 def hidden(environ: Mapping[str, str]) -> str:
-    """Empty: no variable hides simulated devices."""
+    """Empty."""
     return ""
+
+
+def map_devices(environ: Mapping[str, str], count: int | None = None) -> list[str]:
+    """Empty."""
+    return []
 
 
 def profiles() -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyxdev._native import Runtime, Stream
+from pyxdev.backends.hip import loaded_copies
 from pyxdev.checks import pattern
 from pyxdev.errors import BackendUnavailable, DriverError
 
@@ -313,8 +314,9 @@ class HipModules:
             from hip import hip, hiprtc
 
             self._hip: Any = hip
-            self._images = _compile_each(runtime, lambda arch: _hiprtc(hiprtc, arch))
             self.ticks = 1000.0 * self._rate()
+            _one_library()
+            self._images = _compile_each(runtime, lambda arch: _hiprtc(hiprtc, arch))
         except BackendUnavailable:
             raise
         except (ImportError, RuntimeError) as failure:
@@ -364,6 +366,16 @@ class HipModules:
                 _checked("hipModuleUnload", self._hip.hipModuleUnload(module))
         self._modules.clear()
         self._functions.clear()
+
+
+def _one_library() -> None:
+    """hip-python, which launches the kernels, must use the library that our streams are of."""
+    copies = loaded_copies()
+    if len(copies) > 1:
+        raise BackendUnavailable(
+            f"two HIP libraries are in this process, {' and '.join(copies)}, and hip-python uses another than pyxdev: "
+            "let ROCM_PATH and LD_LIBRARY_PATH lead to that of PYXDEV_HIP_LIBRARY, or unset it"
+        )
 
 
 def _hiprtc(hiprtc: Any, arch: str) -> bytes:

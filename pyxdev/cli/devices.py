@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pyxdev import topology
+from pyxdev import backends, topology
 from pyxdev._native import Runtime
 from pyxdev.cli import machine
-from pyxdev.cli.output import print_json, print_table, size
+from pyxdev.cli.output import console, print_json, print_table, size
 from pyxdev.errors import NoPeerAccess
 
 DEVICE = ("device", "name", "arch", "memory", "free", "pci", "uuid")
@@ -30,11 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
         devices = [_device(runtime, device) for device in ordinals]
         pairs = [_pair(runtime, src, dst, arguments.measure) for src in ordinals for dst in ordinals if src != dst]
         backend = runtime.backend
+    variables, places = backends.visible(backend, len(devices))
     if arguments.json:
-        print_json({"backend": backend, "devices": devices, "pairs": pairs})
+        visible = {"variables": variables, "devices": places}
+        print_json({"backend": backend, "devices": devices, "pairs": pairs, "visible": visible})
         return 0
     rows = ([size(row[key]) if key in ("memory", "free") else row[key] for key in DEVICE] for row in devices)
     print_table(DEVICE, rows, f"{backend} devices")
+    for line in [*(f"{name}={value}" for name, value in variables.items()), *places]:
+        console().print(line)
     if pairs:
         _show_pairs(pairs, ordinals)
     return 0

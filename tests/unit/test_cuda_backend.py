@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from vendor_child import FAKES, build_fakes, run
 
+from pyxdev.backends import cuda
+
 
 @pytest.fixture(scope="module", autouse=True)
 def fakes() -> None:
@@ -270,3 +272,11 @@ mapped = open("/proc/self/maps").read()
 assert "libcuda" not in mapped and "libamdhip" not in mapped
 """)
     assert printed == ""
+
+
+def test_the_list_of_visible_devices_is_shown() -> None:
+    assert cuda.map_devices({"CUDA_VISIBLE_DEVICES": "GPU-8932f937, 0,9"}, 2) == [
+        "device 0 is GPU-8932f937 of CUDA_VISIBLE_DEVICES",
+        "device 1 is 0 of CUDA_VISIBLE_DEVICES",
+    ]
+    assert cuda.map_devices({}, 2) == []

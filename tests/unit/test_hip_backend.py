@@ -7,6 +7,9 @@ What runs over the stand-in says nothing about the timing, ordering or coherence
 from __future__ import annotations
 
 import ctypes.util
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 from vendor_child import FAKES, ROCM, build_fakes, run
@@ -147,12 +150,12 @@ def test_what_is_missing_is_named() -> None:
     child(
         """
 from pyxdev.backends import open
-raises(errors.NoDevice, lambda: open("hip"), "hipErrorNoDevice", "amdgpu", "HIP_VISIBLE_DEVICES=''", "leaves none")
+raises(errors.NoDevice, lambda: open("hip"), "hipErrorNoDevice", "amdgpu", "HIP_VISIBLE_DEVICES='-1'", "leaves none")
 import ctypes
 assert ctypes.CDLL("libamdhip64.so").hipPeekAtLastError() == 0
 """,
         PYXDEV_FAKE_CUDA_DEVICES="0",
-        HIP_VISIBLE_DEVICES="",
+        HIP_VISIBLE_DEVICES="-1",
     )
     child(
         """
@@ -187,7 +190,7 @@ with open("hip") as runtime:
 """)
 
 
-def test_a_loaded_copy_comes_first(tmp_path: object) -> None:
+def test_a_loaded_copy_comes_first(tmp_path: Path) -> None:
     child(f"""
 import ctypes, pathlib, shutil
 from pyxdev.backends import hip, open
@@ -198,8 +201,61 @@ shutil.copy({str(ROCM / "libamdhip64.so")!r}, copy)
 ctypes.CDLL(str(copy))
 with open("hip"):
     pass
-assert hip.loaded_copies(pathlib.Path("/proc/self/maps").read_text()) == [str(copy)]
+assert hip.loaded_copies() == [str(copy)]
 """)
+
+
+def test_the_variable_beats_a_loaded_copy(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine.so"
+    shutil.copy(ROCM / "libamdhip64.so", wanted)
+    child(
+        f"""
+import ctypes
+from pyxdev.backends import hip, open
+ctypes.CDLL("libamdhip64.so")
+library, path = hip._load()
+assert path == {str(wanted)!r}
+assert ctypes.CDLL(path)._handle == library._handle != ctypes.CDLL("libamdhip64.so")._handle
+with open("hip") as runtime:
+    assert runtime.device_count == 2
+""",
+        PYXDEV_HIP_LIBRARY=str(wanted),
+    )
+
+
+def test_kernels_are_not_launched_by_another_library(tmp_path: Path) -> None:
+    """hip-python finds its own copy, whose streams are not ours."""
+    mine = tmp_path / "libamdhip64.so.7"
+    # Under one and the same soname the loader would give both the same copy.
+    mine.write_bytes((ROCM / "libamdhip64.so").read_bytes().replace(b"libamdhip64.so\0", b"libamdhip6x.so\0"))
+    child(
+        f"""
+from pyxdev.backends import open
+from pyxdev.checks.kernels import open_kernels
+with open("hip") as runtime:
+    raises(errors.BackendUnavailable, lambda: open_kernels(runtime), {str(mine)!r}, {str(ROCM)!r}, "two HIP libraries")
+""",
+        PYXDEV_HIP_LIBRARY=str(mine),
+        ROCM_PATH=str(ROCM.parent),
+    )
+
+
+def test_devices_shows_what_the_lists_come_to() -> None:
+    shown = child(
+        """
+from pyxdev import cli
+assert cli.main(["devices", "--backend", "hip"]) == 0
+""",
+        PYXDEV_FAKE_CUDA_DEVICES="2",
+        XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"],
+        ROCR_VISIBLE_DEVICES="5,3,1",
+        HIP_VISIBLE_DEVICES="2,0",
+        CUDA_VISIBLE_DEVICES="7",
+    )
+    assert "ROCR_VISIBLE_DEVICES=5,3,1" in shown
+    assert "device 0 is 2 of HIP_VISIBLE_DEVICES, which is 1 of ROCR_VISIBLE_DEVICES" in shown
+    assert "device 1 is 0 of HIP_VISIBLE_DEVICES, which is 5 of ROCR_VISIBLE_DEVICES" in shown
+    assert "of CUDA_VISIBLE_DEVICES" not in shown
 
 
 def test_auto_prefers_cuda_and_takes_hip_without_it() -> None:
@@ -230,10 +286,18 @@ def test_lists_of_visible_devices_are_shown_as_they_stack() -> None:
     assert hip.map_devices({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}) == [
         "device 0 is 1 of HIP_VISIBLE_DEVICES, beyond the 1 of ROCR_VISIBLE_DEVICES"
     ]
-    assert hip.map_devices({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "0"}) == [
-        "HIP_VISIBLE_DEVICES leaves none"
+    assert hip.map_devices({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}) == [
+        "HIP_VISIBLE_DEVICES is empty, which hides nothing",
+        "device 0 is 3 of CUDA_VISIBLE_DEVICES",
     ]
+    assert hip.map_devices({"HIP_VISIBLE_DEVICES": "-1"}) == ["HIP_VISIBLE_DEVICES leaves none"]
+    assert hip.map_devices({"ROCR_VISIBLE_DEVICES": ""}) == ["ROCR_VISIBLE_DEVICES leaves none"]
     assert hip.map_devices({"CUDA_VISIBLE_DEVICES": "2,-1,1"}) == ["device 0 is 2 of CUDA_VISIBLE_DEVICES"]
+    assert hip.map_devices({"HIP_VISIBLE_DEVICES": "2,2,0"}, 2) == [
+        "device 0 is 2 of HIP_VISIBLE_DEVICES",
+        "device 1 is 0 of HIP_VISIBLE_DEVICES",
+    ]
+    assert hip.map_devices({"HIP_VISIBLE_DEVICES": "4,5,6"}, 1) == ["device 0 is 4 of HIP_VISIBLE_DEVICES"]
     assert hip.map_devices({"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}) == [
         "device 0 is GPU-0123456789abcdef of ROCR_VISIBLE_DEVICES"
     ]
@@ -248,7 +312,9 @@ from hip import hip
 properties = hip.hipDeviceProp_t()
 ctypes.memset(int(properties), 0, properties.c_sizeof())
 ctypes.memmove(int(properties) + 1160, b"gfx90a:sramecc+:xnack-", 22)
-assert properties.gcnArchName == "gfx90a:sramecc+:xnack-", properties.gcnArchName
+name = properties.gcnArchName
+name = name.decode() if isinstance(name, bytes) else name  # hip-python 6 and 7
+assert name == "gfx90a:sramecc+:xnack-", name
 """)
 
 
