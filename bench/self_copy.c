@@ -2,12 +2,14 @@
  * Ways of queueing a staged copy, called bare: what each driver call costs, what is allowed while another context is
  * current, and how fast and how soon queued copies are for many tile sizes, rings and orders of calls.
  *
- *     self_copy SRC DST SECONDS BYTES     JSON lines on standard output
+ *     self_copy SRC DST SECONDS BYTES sweep     calls, tiles, rings and orders of calls
+ *     self_copy SRC DST SECONDS BYTES places    what depends on the CPU of the thread, and on where the ring's memory is
  *
- * Built and run by self_copy.py. SRC and DST are device ordinals and may be equal; SECONDS is for the repeats of one
- * figure; BYTES is the largest copy.
+ * Built and run by self_copy.py; JSON lines on standard output. SRC and DST are device ordinals and may be equal; SECONDS
+ * is for the repeats of one figure; BYTES is the largest copy.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +37,7 @@ typedef struct rig {
     int used[RING], waited;
     unsigned turn;
     cu_address src, dst;
+    int spin; /* the thread that waits for an end does not yield */
     char *ring, *pattern, *seen;
     size_t most;
     double seconds;
@@ -42,13 +45,14 @@ typedef struct rig {
 
 /* How one copy is queued. */
 typedef struct plan {
-    const char *name;
+    const char *name, *place; /* place: the case of its row, "copy" if NULL */
     int push;    /* the context is pushed and popped around every call, as where none is current */
     int settle;  /* pushed once for the copy */
     int ahead;   /* the next tile is waited for at the end of a copy, not at the beginning of the next */
     unsigned group; /* tiles that are freed together */
     unsigned lanes; /* above 0: both legs of a tile in one stream, this many streams in turn */
     size_t bytes, tile;
+    size_t shift; /* of the source in the pattern */
     unsigned ring;
 } plan;
 
@@ -152,7 +156,8 @@ static void await(rig *r)
 {
     cu_result code;
     while ((code = r->cu.cuEventQuery(r->last)) == CU_NOT_READY)
-        sched_yield();
+        if (!r->spin)
+            sched_yield();
     check(code, "cuEventQuery", __LINE__);
 }
 
@@ -203,7 +208,7 @@ static int is_right(rig *r, const plan *p)
     CHECK(r, cuCtxPopCurrent, &(cu_context){NULL});
     finish(r);
     /* The pattern is 64 MiB that repeat. */
-    size_t shift = from % (64 * MIB), first = looked_at < 64 * MIB - shift ? looked_at : 64 * MIB - shift;
+    size_t shift = (from + p->shift) % (64 * MIB), first = looked_at < 64 * MIB - shift ? looked_at : 64 * MIB - shift;
     return !memcmp(r->seen, r->pattern + shift, first) && !memcmp(r->seen + first, r->pattern, looked_at - first);
 }
 
@@ -248,9 +253,9 @@ static void measure(rig *r, const plan *p, int behind)
     double best = 1e9, time = median(whole, count), call = median(calls, count);
     for (int i = 0; i < count; i++)
         best = whole[i] < best ? whole[i] : best;
-    printf("{\"case\": \"copy\", \"method\": \"%s\", \"bytes\": %zu, \"tile\": %zu, \"ring\": %u, \"tiles\": %zu, "
+    printf("{\"case\": \"%s\", \"method\": \"%s\", \"bytes\": %zu, \"tile\": %zu, \"ring\": %u, \"tiles\": %zu, "
            "\"us\": %.2f, \"best_us\": %.2f, \"gb_s\": %.3f, \"submit_us\": %.2f, \"right\": %s",
-           p->name, p->bytes, p->tile, p->ring, tiles, time * 1e6, best * 1e6, (double)p->bytes / time / 1e9,
+           p->place ? p->place : "copy", p->name, p->bytes, p->tile, p->ring, tiles, time * 1e6, best * 1e6, (double)p->bytes / time / 1e9,
            call * 1e6, right ? "true" : "false");
     if (behind) {
         begin_plan(r);
@@ -503,11 +508,87 @@ static void sweep(rig *r)
             }
 }
 
+/* ---- places ---- */
+
+/* The same copy by a thread on each CPU in turn. */
+static void on_every_cpu(rig *r)
+{
+    static char names[CPU_SETSIZE][24];
+    cpu_set_t all;
+    if (pthread_getaffinity_np(pthread_self(), sizeof all, &all))
+        return;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        if (pthread_setaffinity_np(pthread_self(), sizeof one, &one))
+            continue;
+        snprintf(names[cpu], sizeof names[cpu], "cpu %zu", cpu);
+        plan p = {.name = "pairs", .place = names[cpu], .settle = 1, .ahead = 1, .group = 2, .ring = 4};
+        p.bytes = 12 * MIB;
+        p.tile = 2 * MIB;
+        measure(r, &p, 1);
+        p.bytes = p.tile = 4 * KIB;
+        measure(r, &p, 0);
+    }
+    pthread_setaffinity_np(pthread_self(), sizeof all, &all);
+}
+
+static void with_ways_to_wait(rig *r)
+{
+    for (int round = 0; round < 3; round++)
+        for (r->spin = 0; r->spin < 2; r->spin++) {
+            plan p = {.name = "pairs", .settle = 1, .ahead = 1, .group = 2, .ring = 4};
+            p.place = r->spin ? "wait: spin" : "wait: yield";
+            p.bytes = 12 * MIB;
+            p.tile = 2 * MIB;
+            measure(r, &p, 1);
+            p.bytes = p.tile = 4 * KIB;
+            measure(r, &p, 0);
+        }
+    r->spin = 0;
+}
+
+/* Rings allocated just as large as they are used, of whole 2 MiB, and in a large block; sources and targets that begin on
+   a page of 2 MiB and 4 KiB later. Three allocations of each. */
+static void with_rings(rig *r)
+{
+    static const size_t tiles[] = {4096 * KIB, 4684 * KIB, 3512 * KIB};
+    static const char *const places[] = {"ring: exact", "ring: 2 MiB", "ring: block", "ring: exact, +4 KiB"};
+    char *block = r->ring;
+    cu_address src = r->src, dst = r->dst;
+    for (size_t t = 0; t < sizeof tiles / sizeof tiles[0]; t++)
+        for (int place = 0; place < 4; place++)
+            for (int again = 0; again < 3; again++) {
+                size_t bytes = 4 * tiles[t];
+                plan p = {.name = "pairs", .place = places[place], .settle = 1, .ahead = 1, .group = 2, .ring = 4};
+                p.bytes = 64 * MIB - (place == 3 ? 4 * KIB : 0);
+                p.tile = tiles[t];
+                if (p.bytes > r->most)
+                    return;
+                if (place == 1)
+                    bytes = (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+                if (place != 2)
+                    CHECK(r, cuMemHostAlloc, (void **)&r->ring, bytes, CU_PORTABLE);
+                r->src = src + (place == 3 ? 4 * KIB : 0);
+                r->dst = dst + (place == 3 ? 4 * KIB : 0);
+                p.shift = place == 3 ? 4 * KIB : 0;
+                measure(r, &p, 0);
+                if (place != 2)
+                    CHECK(r, cuMemFreeHost, r->ring);
+                r->ring = block;
+            }
+    r->src = src;
+    r->dst = dst;
+}
+
 int main(int argc, char **argv)
 {
     rig r = {0};
     ctx_create create;
-    if (argc != 5)
+    if (argc != 6)
         return 2;
     r.src_device = atoi(argv[1]);
     r.dst_device = atoi(argv[2]);
@@ -521,6 +602,14 @@ int main(int argc, char **argv)
     CHECK(&r, cuInit, 0);
     open_rig(&r, create);
     legs(&r);
+    if (!strcmp(argv[5], "places")) {
+        r.foreign = 1;
+        time_calls(&r);
+        with_ways_to_wait(&r);
+        on_every_cpu(&r);
+        with_rings(&r);
+        return 0;
+    }
     try_foreign(&r);
     /* Peer access was never enabled. */
     plan lane = {.name = "one stream", .lanes = 1, .ring = 1, .bytes = 64 * KIB, .tile = 64 * KIB};
