@@ -111,5 +111,5 @@ lint: build $(VENV)/.group-lint ## ruff, mypy, cython-lint, and gcc with its war
 	for file in $(C_ALL); do $(CC) $(CFLAGS) -c -o /dev/null $$file || exit 1; done
 
 clean: ## remove everything that was built, .venv included
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis pyxdev/_native.c pyxdev/*.so
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis pyxdev/_native.c pyxdev/_pipeline.c pyxdev/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""Builds pyxdev._native from Cython and the C runtime. The rest of the package's data stands in pyproject.toml."""
+"""Builds pyxdev._native from Cython and the C runtime, and pyxdev._pipeline upon it. The rest of the package's data
+stands in pyproject.toml."""
 
 from pathlib import Path
 
@@ -17,4 +18,13 @@ native = Extension(
     libraries=["pthread", "m"],
 )
 
-setup(ext_modules=cythonize([native], compiler_directives={"language_level": "3", "freethreading_compatible": True}))
+pipeline = Extension(
+    "pyxdev._pipeline",
+    sources=["pyxdev/_pipeline.pyx"],
+    depends=headers,
+    include_dirs=["native"],
+    extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-D_GNU_SOURCE"],
+)
+
+directives = {"language_level": "3", "freethreading_compatible": True}
+setup(ext_modules=cythonize([native, pipeline], compiler_directives=directives))

@@ -382,3 +382,20 @@ int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err)
         kernel->drop(kernel->arg);
     return status;
 }
+
+int xd_stream_call(xd_stream *stream, xd_function function, void *const *inputs, const uint64_t *sizes,
+                   void *const *outputs, void *user, int *code, xd_error *err)
+{
+    xd_driver *driver = stream->runtime->driver;
+    int status = xd_runtime_enter(stream->runtime, "stream_call", err);
+    if (!status && driver->settle)
+        status = driver->settle(driver, stream->device, 1, err);
+    if (status)
+        return status;
+    int returned = function(stream->handle, inputs, sizes, outputs, user);
+    if (driver->settle)
+        status = driver->settle(driver, stream->device, 0, err);
+    if (!status)
+        *code = returned;
+    return status;
+}

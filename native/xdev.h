@@ -155,6 +155,15 @@ typedef struct xd_kernel {
 /* A host function as a kernel, in stream order. drop is called on failure too. */
 int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err);
 
+/* A stage as a C function. On CUDA and HIP it is called when the stage is submitted: it queues its work on `stream`, the
+   vendor's handle, and returns; the stream's device is current. On simulated devices it is called when the stream gets
+   there, with NULL for a stream, and does its work itself. Sizes are those of the inputs, in bytes; the arrays are good
+   until it returns, the memory for what it queues. 0: well; everything else is an error of the stage, with that code. */
+typedef int (*xd_function)(void *stream, void *const *inputs, const uint64_t *sizes, void *const *outputs, void *user);
+/* Calls it now, with the stream's handle. *code is what it returned. */
+int xd_stream_call(xd_stream *stream, xd_function function, void *const *inputs, const uint64_t *sizes,
+                   void *const *outputs, void *user, int *code, xd_error *err);
+
 /* An event belongs to the device of the stream that last recorded it: the vendor's event of a device is made at the
    first record there. */
 int xd_event_open(xd_event **out, xd_runtime *runtime, int timing, xd_error *err);

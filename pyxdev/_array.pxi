@@ -16,20 +16,6 @@ DLPACK_DEVICE = {"sim": 1, "cuda": 2, "hip": 10}
 
 @cython.no_gc_clear
 cdef class Array:
-    cdef readonly Runtime runtime
-    cdef readonly int device
-    cdef readonly uint64_t address
-    cdef readonly tuple shape
-    cdef tuple given  # strides, or None for C order
-    cdef readonly object dtype
-    cdef readonly uint64_t nbytes
-    cdef readonly object size
-    cdef readonly object owner
-    cdef readonly Event ready
-    cdef readonly Stream stream
-    cdef readonly bint exported
-    cdef object __weakref__
-
     def __init__(self, Runtime runtime not None, int device, uint64_t address, shape, dtype, *, strides=None,
                  nbytes=None, owner=None, Event ready=None, Stream stream=None):
         self.runtime = runtime
@@ -58,6 +44,14 @@ cdef class Array:
             raise errors.InvalidArgument(
                 f"dtype is {dtype!r}; without nbytes one of these is allowed: {', '.join(DTYPES)}"
             )
+
+    cdef Array elsewhere(self, uint64_t address, object owner):
+        """One like this, of other memory."""
+        cdef Array array = Array.__new__(Array)
+        array.runtime, array.device, array.address = self.runtime, self.device, address
+        array.shape, array.given, array.dtype = self.shape, self.given, self.dtype
+        array.nbytes, array.size, array.owner, array.stream = self.nbytes, self.size, owner, self.stream
+        return array
 
     def __repr__(self):
         return f"<pyxdev.Array {self.dtype} {self.shape}, device {self.device}>"

@@ -5,13 +5,6 @@ PATHS = {"direct": XD_DIRECT, "staged": XD_STAGED, "by_size": XD_BY_SIZE}
 
 @cython.no_gc_clear
 cdef class Buffer:
-    cdef xd_buffer *ptr
-    cdef readonly Runtime runtime
-    cdef bint managed
-    cdef int exports
-    cdef Py_ssize_t length  # shape of an exported buffer
-    cdef object __weakref__
-
     cdef Buffer open(self, Runtime runtime, int device, nbytes, bint managed):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -25,6 +18,7 @@ cdef class Buffer:
             status = xd_buffer_open(&out, parent, device, size, &err)
         check(status, &err)
         self.ptr = out
+        self.at, self.room = xd_buffer_address(out), xd_buffer_bytes(out)
         self.runtime = runtime
         self.managed = managed
         return self
@@ -94,12 +88,6 @@ cdef class Buffer:
 
 @cython.no_gc_clear
 cdef class Link:
-    cdef xd_link *ptr
-    cdef readonly Runtime runtime
-    cdef readonly int src
-    cdef readonly int dst
-    cdef object __weakref__
-
     cdef Link open(self, Runtime runtime, int src, int dst, const xd_link_options *options):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -153,6 +141,26 @@ cdef class Link:
             status = xd_link_copy(link, &copy, &err)
         check(status, &err)
 
+    cdef int move(self, uint64_t dst, uint64_t src, uint64_t nbytes, Event ready, Event free, Event released,
+                  Event arrived) except -1:
+        """copy(), for a row of bytes."""
+        cdef xd_error err
+        cdef xd_link *link = self.alive()
+        cdef xd_copy copy
+        cdef int status
+        copy.dst, copy.src = dst, src
+        copy.width, copy.height, copy.dst_pitch, copy.src_pitch = nbytes, 1, 0, 0
+        copy.source_ready = NULL if ready is None else ready.alive()
+        copy.dest_free = NULL if free is None else free.alive()
+        copy.released = NULL if released is None else released.alive()
+        copy.arrived = NULL if arrived is None else arrived.alive()
+        with nogil:
+            status = xd_link_copy(link, &copy, &err)
+        return check(status, &err)
+
+    cdef bint is_direct(self, uint64_t nbytes) except -1:
+        return xd_link_path(self.alive(), nbytes) == XD_DIRECT
+
     def drain(self):
         cdef xd_error err
         cdef xd_link *link = self.alive()
@@ -162,7 +170,7 @@ cdef class Link:
         check(status, &err)
 
     def path(self, uint64_t nbytes):
-        return "direct" if xd_link_path(self.alive(), nbytes) == XD_DIRECT else "staged"
+        return "direct" if self.is_direct(nbytes) else "staged"
 
     def tile(self, uint64_t nbytes):
         return xd_link_tile(self.alive(), nbytes)
@@ -396,9 +404,6 @@ cdef class Throttle:
 
 @cython.no_gc_clear
 cdef class Lease:
-    cdef readonly object item
-    cdef readonly list home
-
     def __init__(self, item, list home not None):
         self.item = item
         self.home = home

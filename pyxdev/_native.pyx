@@ -72,10 +72,6 @@ cdef void leaked(object thing) noexcept:
 # ---- drivers ---------------------------------------------------------------------------------------------------------
 
 cdef class Driver:
-    # `owned` is freed here unless a Runtime or a FaultDriver took it over; `handle` works until that owner closes it.
-    cdef xd_driver *owned
-    cdef xd_driver *handle
-
     @property
     def name(self):
         return self.alive().name.decode()

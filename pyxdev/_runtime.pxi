@@ -32,13 +32,6 @@ class Live:
 
 @cython.no_gc_clear
 cdef class Runtime:
-    cdef xd_runtime *ptr
-    cdef readonly Driver driver
-    cdef readonly object backend
-    cdef public bint managed  # closed by collection, without a warning
-    cdef dict __dict__  # what others keep per runtime: the topology, the machine it simulates
-    cdef object __weakref__
-
     def __init__(self, Driver driver not None, *, bint force_sync=False):
         cdef xd_error err
         cdef xd_runtime_options options

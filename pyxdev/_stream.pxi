@@ -24,13 +24,6 @@ cdef void drop_python(void *arg) noexcept with gil:
 
 @cython.no_gc_clear
 cdef class Stream:
-    cdef xd_stream *ptr
-    cdef readonly Runtime runtime
-    cdef readonly int device
-    cdef bint adopted
-    cdef Event tail  # reused by synchronize
-    cdef object __weakref__
-
     cdef Stream open(self, Runtime runtime, int device, uintptr_t handle=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -83,13 +76,16 @@ cdef class Stream:
         return 0, self.handle
 
     def wait(self, Event event not None):
+        self.wait_for(event)
+
+    cdef int wait_for(self, Event event) except -1:
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef xd_event *awaited = event.alive()
         cdef int status
         with nogil:
             status = xd_stream_wait(stream, awaited, &err)
-        check(status, &err)
+        return check(status, &err)
 
     def idle(self):
         cdef xd_error err
@@ -175,6 +171,32 @@ cdef class Stream:
         finally:
             PyMem_Free(ranges)
 
+    cdef int start(self, const xd_kernel *kernel) except -1:
+        """Takes the kernel over, also where it fails."""
+        cdef xd_error err
+        cdef xd_stream *stream
+        cdef int status
+        try:
+            stream = self.alive()
+        except BaseException:
+            kernel.drop(kernel.arg)
+            raise
+        with nogil:
+            status = xd_stream_launch(stream, kernel, &err)
+        return check(status, &err)
+
+    cdef int call(self, xd_function function, void *const *inputs, const uint64_t *sizes, void *const *outputs,
+                  void *user) except? -1:
+        """What the function returned."""
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef int code = 0
+        cdef int status
+        with nogil:
+            status = xd_stream_call(stream, function, inputs, sizes, outputs, user, &code, &err)
+        check(status, &err)
+        return code
+
 
 @cython.no_gc_clear
 cdef class Graph:
@@ -231,10 +253,6 @@ cdef class Graph:
 
 @cython.no_gc_clear
 cdef class Event:
-    cdef xd_event *ptr
-    cdef readonly Runtime runtime
-    cdef object __weakref__
-
     cdef Event open(self, Runtime runtime, bint timing):
         cdef xd_error err
         cdef xd_event *out = NULL

@@ -95,6 +95,11 @@ cdef extern from "xdev.h" nogil:
         size_t range_count
     int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err)
 
+    ctypedef int (*xd_function)(void *stream, void *const *inputs, const uint64_t *sizes, void *const *outputs,
+                                void *user) noexcept nogil
+    int xd_stream_call(xd_stream *stream, xd_function function, void *const *inputs, const uint64_t *sizes,
+                       void *const *outputs, void *user, int *code, xd_error *err)
+
     int xd_event_open(xd_event **out, xd_runtime *runtime, int timing, xd_error *err)
     void xd_event_close(xd_event **event)
     int xd_event_record(xd_event *event, xd_stream *stream, xd_error *err)

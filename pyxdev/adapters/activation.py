@@ -10,7 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from pyxdev._pipeline import Activation, Value
 from pyxdev.errors import InvalidArgument
+
+__all__ = [
+    "ARRAY",
+    "PLAIN",
+    "UNKNOWN",
+    "Activation",
+    "Joined",
+    "Layout",
+    "Layouts",
+    "Node",
+    "Spec",
+    "Structure",
+    "Value",
+    "build",
+    "flatten",
+    "plain_paths",
+]
 
 ALIGNMENT = 256  # bytes; of every array in a slot
 
@@ -156,30 +174,6 @@ class Layouts:
         return layout
 
 
-class Value:
-    """What a stage is given, but for the arrays' memory.
-
-    plain: the plain leaves; filled in by the kernel of the stage where that runs later than it is submitted.
-    guess: what is known of them when the next stage is submitted, UNKNOWN where nothing is.
-    """
-
-    __slots__ = ("guess", "layout", "plain")
-
-    def __init__(self, layout: Layout, plain: list[Any], guess: Sequence[Any]) -> None:
-        self.layout = layout
-        self.plain = plain
-        self.guess = guess
-
-    @property
-    def complete(self) -> bool:
-        """Whether the plain leaves are there."""
-        return len(self.plain) == len(self.layout.paths)
-
-    def values(self) -> list[Any]:
-        """The plain leaves."""
-        return self.plain
-
-
 class Joined(Value):
     """A tuple of values."""
 
@@ -196,25 +190,3 @@ class Joined(Value):
 
     def values(self) -> list[Any]:
         return [plain for part in self._parts for plain in part.values()]
-
-
-class Activation:
-    """A value in memory of a device, or on its way there.
-
-    spans: (offset in a block of the value's layout, address, bytes) of the arrays, empty ones left out.
-    keep: what keeps the memory alive.
-    ready: the event after which all is there.
-    """
-
-    __slots__ = ("device", "keep", "ready", "spans", "value")
-
-    def __init__(self, device: int, value: Value, spans: list[tuple[int, int, int]], keep: Any) -> None:
-        self.device = device
-        self.value = value
-        self.spans = spans
-        self.keep = keep
-        self.ready: Any = None
-
-    @property
-    def layout(self) -> Layout:
-        return self.value.layout

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyxdev._native import Array, Lease
+from pyxdev._native import Array
+from pyxdev._pipeline import RawStage
 from pyxdev.adapters.activation import ARRAY, Activation, Layout, Layouts, Value, build, flatten
 from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
@@ -19,48 +20,6 @@ if TYPE_CHECKING:
     from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
-
-
-class RawStage:
-    """What a raw stage is given: its device, its stream, and memory in stream order.
-
-    Whose the memory is, leases of leases tell. A block is ours for as long as its lease is alive; what the stage gets
-    refers to a second lease, of the first. When nothing of the stage refers to the memory any more, through whatever
-    array, view or export, the second one puts the first on the list `dropped`.
-    """
-
-    def __init__(self, stage: BoundStage) -> None:
-        self._stage = stage
-        self._sizes: dict[tuple[tuple[int, ...], str], int] = {}
-        self.turn = 0
-        self.dropped: list[Lease] = []
-        self.device = stage.device
-        self.stream = stage.stream
-        self.runtime = stage.runtime
-        self.index = stage.index
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Uninitialised memory, free to be written by the stage's stream. It serves again when nobody refers to it."""
-        nbytes = self._sizes.get((shape, dtype))
-        if nbytes is None:
-            nbytes = self._sizes[shape, dtype] = Array(self.runtime, self.device, 0, shape, dtype).nbytes
-        self.dropped.clear()
-        block = self.take(nbytes)
-        owner = Lease(block, self.dropped)
-        return Array(self.runtime, self.device, block.item.address, shape, dtype, owner=owner, stream=self.stream)
-
-    def take(self, nbytes: int) -> Lease:
-        """A block of at least nbytes."""
-        return self._stage.blocks.take(self.turn, nbytes)
-
-    def block_of(self, array: Any) -> Lease | None:
-        """The block that an array from empty(), or one made from it, lies in."""
-        while isinstance(array, Array):
-            array = array.owner
-        if type(array) is Lease and array.home is self.dropped:
-            block: Lease = array.item
-            return block
-        return None
 
 
 class RawAdapter(ArrayAdapter):
@@ -77,7 +36,7 @@ class RawAdapter(ArrayAdapter):
     # ---- the stage ----
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
-        raw = self._raw = self._raw or RawStage(stage)
+        raw = self._raw = self._raw or RawStage(stage.stream, stage.blocks, stage.index)
         raw.turn = batch.turn
         arrays: list[Any] = []
         plain: list[Any] = []
@@ -90,42 +49,8 @@ class RawAdapter(ArrayAdapter):
         layout = self._likely
         if layout is None or not layout.fits(structure, arrays):
             layout = self._likely = self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays]))
-        spans, blocks = self._take_over(raw, layout, arrays)
+        spans, blocks = raw.take_over(layout, arrays)
         return Activation(stage.device, Value(layout, plain, plain), spans, blocks)
-
-    def _take_over(
-        self, raw: RawStage, layout: Layout, arrays: list[Any]
-    ) -> tuple[list[tuple[int, int, int]], list[Lease]]:
-        """Spans and blocks of the outputs. Only `arrays` may refer to them on our side; it is emptied."""
-        places = [self._place(raw, leaf) for leaf in arrays]
-        arrays.clear()
-        for n, (block, address) in enumerate(places):
-            if block not in raw.dropped:  # the stage keeps it, and may write it while it is still being read
-                places[n] = self._copy(raw, address, layout.specs[n].nbytes)
-        raw.dropped.clear()
-        spans = [
-            (offset, address, spec.nbytes)
-            for offset, spec, (_, address) in zip(layout.offsets, layout.specs, places, strict=True)
-            if spec.nbytes
-        ]
-        return spans, [block for block, _ in places]
-
-    def _place(self, raw: RawStage, leaf: Array) -> tuple[Lease, int]:
-        """The block and the address of an output, or those of a copy where the memory is not from this stage's
-        empty()."""
-        block = raw.block_of(leaf)
-        if block is not None:
-            return block, leaf.address
-        if leaf.ready is not None:
-            raw.stream.wait(leaf.ready)
-        place = self._copy(raw, leaf.address, leaf.nbytes)
-        raw.dropped.append(place[0])
-        return place
-
-    def _copy(self, raw: RawStage, address: int, nbytes: int) -> tuple[Lease, int]:
-        block = raw.take(nbytes)
-        raw.stream.copy(block.item.address, address, nbytes, dst_device=raw.device, src_device=raw.device)
-        return block, block.item.address
 
     def _input(self, stage: BoundStage, slot: Slot, incoming: Value) -> Any:
         layout = incoming.layout

@@ -168,13 +168,13 @@ class TorchAdapter:
         """Clones, so that the memory belongs to the caller's stream, as torch's allocator sees it."""
         tensors = [tensor.clone() for tensor in output.keep]
         if tensors:
-            released = stage.reader_event()
+            released = stage.outputs.reader()
             try:
                 released.record(self._their_stream(stage.runtime, stage.device))
             except BaseException:
                 torch.cuda.synchronize(stage.device)
                 raise
-            stage.hold(released, output.keep, NEVER)
+            stage.outputs.hold(released, output.keep, NEVER)
         return build(output.layout.structure, iter(tensors), iter(output.value.values()))
 
     def close(self) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 
 from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
+from pyxdev._pipeline import deliver
 from pyxdev.adapters import Source, Value
 from pyxdev.adapters.activation import Activation, Layouts, build, flatten
 from pyxdev.errors import Cancelled, InvalidArgument
 from pyxdev.executor.links import Links
 from pyxdev.executor.slots import Slot
-from pyxdev.executor.stages import BoundStage, send
+from pyxdev.executor.stages import BoundStage
 from pyxdev.executor.tickets import Microbatch, Ticket
 
 
@@ -84,6 +86,8 @@ class Inputs:
         self._pinned = [Pinned() for _ in range(in_flight)]
         self.stream: Stream = runtime.stream(stage.device)
         self._joined: Event = runtime.event()
+        self._released: Event = runtime.event()
+        self._held: deque[tuple[int, Any]] = deque()  # the caller's arrays, until the microbatch has left
 
     # ---- before admission: what x is, and whether it can be sent; nothing is changed ----
 
@@ -129,12 +133,12 @@ class Inputs:
 
     def send(self, batch: Microbatch, source: Activation) -> Slot:
         """Queues the copies into the first stage's slot of this turn."""
+        while self._held and self._held[0][0] + len(self._pinned) <= batch.turn:
+            self._held.popleft()
         slot = self._stage.slots.take(batch.turn, source.layout.nbytes)
         if type(source.value) is not Gathered:
-            released = self._last.reader_event()
             link = self._links.between(source.device, self._stage.device)
-            send(link, source, slot.address, slot.free, released, slot.arrived)
-            self._last.hold(released, source.keep, batch.turn)
+            deliver(link, source, slot, self._last.outputs, batch.turn)
         elif len(source.keep) == 1 and not source.value.plain and self._is_away(source.keep[0]):
             self._copy(batch.turn, source.keep[0], slot, 0, source.layout.specs[0].nbytes, slot.arrived)
         else:
@@ -164,16 +168,20 @@ class Inputs:
 
     def _copy(self, turn: int, leaf: Any, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
         """One array that lies on a device."""
-        source = self._piece(leaf) if type(leaf) is Piece else self._adapter.source(self._runtime, leaf)
-        owner = self._last if type(leaf) is Piece else self._stage
-        released = owner.reader_event()
+        ours = type(leaf) is Piece
+        source = self._piece(leaf) if ours else self._adapter.source(self._runtime, leaf)
+        released = self._last.outputs.reader() if ours else None if source.stream is None else self._released
         self._links.between(source.device, self._stage.device).copy(
             slot.address + offset, source.address, nbytes,
             source_ready=source.ready, dest_free=slot.free, released=released, arrived=arrived,
         )  # fmt: skip
-        if source.stream is not None:
+        if released is None:
+            self._held.append((turn, source.keep))
+        elif source.stream is None:
+            self._last.outputs.hold(released, source.keep, turn)
+        else:
             source.stream.wait(released)
-        owner.hold(released, source.keep, turn)
+            self._held.append((turn, source.keep))
 
     def _piece(self, leaf: Piece) -> Source:
         output = leaf.activation
@@ -214,3 +222,5 @@ class Inputs:
             pinned.close()
         self.stream.close()
         self._joined.close()
+        self._released.close()
+        self._held.clear()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any
 
-from pyxdev._native import Buffer, Event, Lease, Runtime
+from pyxdev._native import Buffer, Runtime
+from pyxdev._pipeline import Blocks, Events, Slot
 from pyxdev.errors import OutOfMemory
+
+__all__ = ["Blocks", "Events", "Leaving", "Slot", "Slots"]
 
 log = logging.getLogger("pyxdev")
 
@@ -35,58 +37,6 @@ class Leaving:
     def close(self) -> None:
         while self._buffers:
             self._buffers.popleft()[1].close()
-
-
-class Events:
-    """Events for a microbatch, which come back when nobody can wait for them any more."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._all: list[Event] = []
-        self._free: list[Event] = []
-
-    def take(self) -> Event:
-        try:  # two threads may be here
-            return self._free.pop()
-        except IndexError:
-            event = self._runtime.event()
-            self._all.append(event)
-            return event
-
-    def lend(self) -> Lease:
-        """The same; it comes back by itself."""
-        return Lease(self.take(), self._free)
-
-    def give_back(self, event: Event) -> None:
-        self._free.append(event)
-
-    def close(self) -> None:
-        for event in self._all:
-            event.close()
-
-
-class Slot:
-    """Device memory for one input of a stage.
-
-    arrived: recorded by whoever filled it. free: recorded by the stage when it is done with it, which is also when its
-    outputs are there.
-    """
-
-    __slots__ = ("_lent", "address", "arrived", "buffer", "free", "nbytes", "views")
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.buffer: Buffer | None = None
-        self.address = 0
-        self.nbytes = 0
-        self.arrived: Event = runtime.event()
-        self.free: Event = runtime.event()
-        self.views: dict[Any, Any] = {}  # what the adapter made of the memory, by layout
-        self._lent: Lease | None = None
-
-    def borrow(self, free: Lease) -> None:
-        """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
-        self._lent = free
-        self.free = free.item
 
 
 class Slots:
@@ -158,38 +108,3 @@ class Slots:
                 slot.buffer.close()
             slot.arrived.close()
             slot.free.close()
-
-
-class Blocks:
-    """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
-    that reader, so memory that comes back may be written by the stage's stream at once."""
-
-    def __init__(self, runtime: Runtime, device: int, leaving: Leaving) -> None:
-        self._runtime = runtime
-        self._device = device
-        self._leaving = leaving
-        self._all: list[Buffer] = []
-        self._free: list[Buffer] = []  # a lease that ends puts its buffer back here
-
-    def take(self, turn: int, nbytes: int) -> Lease:
-        """A buffer of at least nbytes for microbatch `turn`, for as long as the lease is kept."""
-        for index in range(len(self._free) - 1, -1, -1):
-            if self._free[index].nbytes >= nbytes:
-                return Lease(self._free.pop(index), self._free)
-        while self._free:  # too small for what comes now
-            buffer = self._free.pop()
-            self._all.remove(buffer)
-            self._leaving.add(buffer, turn)
-        buffer = self._runtime.buffer(self._device, nbytes, managed=True)
-        self._all.append(buffer)
-        return Lease(buffer, self._free)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._all)
-
-    def close(self) -> None:
-        """Blocks still in somebody's hands lose their memory too."""
-        for buffer in self._all:
-            buffer.close()
-        self._all.clear()

@@ -14,7 +14,7 @@ import pytest
 from executor_cases import machine
 
 from pyxdev import Array
-from pyxdev.adapters.raw import RawAdapter
+from pyxdev.adapters import raw
 from pyxdev.errors import InvalidArgument, StageError
 from pyxdev.executor import Executor, Stage
 
@@ -156,13 +156,13 @@ def test_memory_is_used_again() -> None:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Addresses of outputs that were copied."""
     found: list[int] = []
-    copy = RawAdapter._copy
 
-    def noted(self: RawAdapter, raw: Any, address: int, nbytes: int) -> Any:
-        found.append(address)
-        return copy(self, raw, address, nbytes)
+    class Noting(raw.RawStage):
+        def copy(self, address: int, nbytes: int) -> Any:
+            found.append(address)
+            return super().copy(address, nbytes)
 
-    monkeypatch.setattr(RawAdapter, "_copy", noted)
+    monkeypatch.setattr(raw, "RawStage", Noting)
     return found
 
 

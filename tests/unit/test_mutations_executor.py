@@ -9,8 +9,14 @@ from __future__ import annotations
 import __future__
 
 import inspect
+import json
+import os
+import subprocess
+import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -26,6 +32,7 @@ from pyxdev.executor.results import Fetch
 from pyxdev.executor.stages import BoundStage
 from pyxdev.topology import Pair
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 8
 SIZE = 20000  # floats of an activation
 
@@ -54,6 +61,10 @@ def slow_producers(seed: int) -> bool:
 
 def slow_consumers(seed: int) -> bool:
     return pipeline(seed, (0, 1e-3, 3e-3), in_flight=9, depth=1)
+
+
+def slow_staged(seed: int) -> bool:
+    return pipeline(seed, (0, 1e-3, 3e-3), in_flight=9, depth=1, host_stage="1", tile_mb=0.01)
 
 
 def slow_links(seed: int) -> bool:
@@ -166,6 +177,7 @@ def two_ways(seed: int) -> bool:
 SCENES = (
     slow_producers,
     slow_consumers,
+    slow_staged,
     slow_links,
     skips,
     slow_join,
@@ -183,15 +195,14 @@ Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
 MUTATIONS: list[Mutation] = [
     ("stage: input arrived", BoundStage.run, "self.stream.wait(slot.arrived)", "pass", slow_links),
     ("stage: slot free recorded", BoundStage.leave, "slot.free.record(self.stream)", "pass", slow_consumers),
-    ("stage: outputs read", BoundStage._settle, "self.stream.wait(released)", "pass", slow_consumers),
-    ("stage: outputs held", BoundStage.hold, "self._held.append((released, keep, turn))", "pass", slow_consumers),
-    ("hop: source ready", stages.send, "ready: Event | None = source.ready", "ready = None", slow_producers),
-    ("hop: slot free", stages.send, "gate: Event | None = free", "gate = None", slow_consumers),
-    ("hop: released recorded", stages.send, "released=released if n == last else None,", "", slow_consumers),
-    ("hop: arrived recorded", stages.send, "arrived=arrived if n == last or turns else None,", "", slow_links),
     ("join: input arrived", stages.Join.run, "self.consumer.stream.wait(self._arrived)", "pass", skips),
-    ("join: outputs held", stages.Join.run, "producer.hold(released, source.keep, batch.turn)", "pass", slow_join),
-    ("hop: ways change", stages.send, "turns = n < last and link.path(nbytes) != ", "turns = False and ", two_ways),
+    (
+        "join: outputs held",
+        stages.Join.run,
+        "producer.outputs.hold(released, source.keep, batch.turn)",
+        "pass",
+        slow_join,
+    ),
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
     ("upload: arrived recorded", Inputs._gather, "slot.arrived.record(self.stream)", "pass", slow_links),
     ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
@@ -209,6 +220,82 @@ MUTATIONS: list[Mutation] = [
     ("result: complete", executor.Executor._wait, "while not batch.end.wait(", "while False and (", slow_producers),
     ("result: downloaded", Fetch._run, "self.stream.synchronize()", "pass", slow_producers),
 ]
+
+# The same for _pipeline.pyx, where a line is changed. All are built into one module, in which `mutant` tells which one
+# counts.
+COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
+    ("stage: outputs read", "self.stream.wait_for(released)", "pass", slow_consumers),
+    ("stage: outputs held", "self.held.append((released, keep, turn, lent))", "pass", slow_consumers),
+    ("hop: source ready", "ready, gate = source.ready, free", "ready, gate = None, free", slow_producers),
+    ("hop: slot free", "ready, gate = source.ready, free", "ready, gate = source.ready, None", slow_consumers),
+    ("hop: released recorded", "read, written = released if ends else None,", "read, written = None,", slow_staged),
+    ("hop: arrived recorded", "arrived if ends or turns else None", "None", slow_links),
+    ("hop: ways change", "turns = not ends and", "turns = False and", two_ways),
+]
+
+
+def mutants() -> str:
+    """The source of _pipeline.pyx with all of COMPILED in it."""
+    lines = (ROOT / "pyxdev/_pipeline.pyx").read_text().splitlines()
+    changed: dict[int, list[tuple[int, str]]] = {}
+    for k, (name, old, new, _) in enumerate(COMPILED):
+        at = [n for n, line in enumerate(lines) if old in line]
+        assert len(at) == 1, f"{name}: _pipeline.pyx has {old!r} {len(at)} times"
+        changed.setdefault(at[0], []).append((k, lines[at[0]].replace(old, new)))
+    for n, versions in changed.items():
+        indent = " " * (len(lines[n]) - len(lines[n].lstrip()))
+        others = [
+            f"{indent}{'el' if k else ''}if mutant == {number}:\n    {line}"
+            for k, (number, line) in enumerate(versions)
+        ]
+        lines[n] = "\n".join([*others, f"{indent}else:\n    {lines[n]}"])
+    return "\n".join([*lines, "", "mutant = -1", ""])
+
+
+BUILD = """
+import subprocess, sys
+from Cython.Compiler.Main import compile_single
+from Cython.Compiler.Options import CompilationOptions, default_options
+
+options = CompilationOptions(
+    {**default_options, "include_path": [sys.argv[1]], "module_name": "pyxdev._pipeline",
+     "compiler_directives": {"language_level": "3"}}
+)
+assert not compile_single("_pipeline.pyx", options, "pyxdev._pipeline").num_errors
+command = ["cc", "-shared", "-fPIC", "-O0", "-I", sys.argv[1] + "/native", "-I", sys.argv[2]]
+subprocess.run([*command, "-D_GNU_SOURCE", "-o", "_pipeline.so", "_pipeline.c"], check=True)
+"""
+
+# In a process of its own: the module that counts is the one that pyxdev imports first.
+CHILD = """
+import importlib.util, json, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, sys.argv[1]) if name == "pyxdev._pipeline" else None
+
+sys.meta_path.insert(0, Finder())
+from pyxdev import _pipeline
+import test_mutations_executor as tests
+
+found = {"unchanged": tests.sees_wrong_data(lambda seed: all(scene(seed) for *_, scene in tests.COMPILED))}
+for _pipeline.mutant, (name, _, _, scene) in enumerate(tests.COMPILED):
+    found[name] = tests.sees_wrong_data(scene)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int | None]:
+    """By name, the first seed that is wrong without it."""
+    folder = tmp_path_factory.mktemp("mutants")
+    (folder / "_pipeline.pyx").write_text(mutants())
+    build = [sys.executable, "-c", BUILD, str(ROOT), sysconfig.get_path("include")]
+    subprocess.run(build, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    command = [sys.executable, "-c", CHILD, str(folder / "_pipeline.so")]
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(ran.stdout)
 
 
 def mutate(function: FunctionType, old: str, new: str) -> Any:
@@ -245,3 +332,11 @@ def test_without_it_the_data_are_wrong(mutation: Mutation, monkeypatch: pytest.M
     monkeypatch.setattr(inspect.unwrap(function), "__code__", mutate(function, old, new))
     seed = sees_wrong_data(scene)
     assert seed is not None, f"{SEEDS} seeds of {scene.__name__} are right without it"
+
+
+@pytest.mark.parametrize("name", ["unchanged", *(name for name, *_ in COMPILED)])
+def test_compiled(compiled: dict[str, int | None], name: str) -> None:
+    if name == "unchanged":
+        assert compiled[name] is None, f"seed {compiled[name]}"
+    else:
+        assert compiled[name] is not None, f"{SEEDS} seeds are right without it"

@@ -1,0 +1,153 @@
+"""What the executor does for every stage of every microbatch; executor/stages.py has the order of it all."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyxdev._native import Array, Buffer, Event, Lease, Link, Runtime, Stream
+from pyxdev.adapters.activation import Layout
+
+class Value:
+    """What a stage is given, but for the arrays' memory.
+
+    plain: the plain leaves; filled in by the kernel of the stage where that runs later than it is submitted.
+    guess: what is known of them when the next stage is submitted, UNKNOWN where nothing is.
+    """
+
+    def __init__(self, layout: Layout, plain: list[Any], guess: Sequence[Any]) -> None: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def plain(self) -> list[Any]: ...
+    @property
+    def guess(self) -> Sequence[Any]: ...
+    @property
+    def complete(self) -> bool:
+        """Whether the plain leaves are there."""
+    def values(self) -> list[Any]:
+        """The plain leaves."""
+
+class Activation:
+    """A value in memory of a device, or on its way there.
+
+    spans: (offset in a block of the value's layout, address, bytes) of the arrays, empty ones left out.
+    keep: what keeps the memory alive.
+    ready: the event after which all is there.
+    """
+
+    ready: Any  # an Event, set by the stage
+    def __init__(self, device: int, value: Value, spans: list[tuple[int, int, int]], keep: Any) -> None: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def value(self) -> Value: ...
+    @property
+    def spans(self) -> list[tuple[int, int, int]]: ...
+    @property
+    def keep(self) -> Any: ...
+    @property
+    def layout(self) -> Layout: ...
+
+class Events:
+    """Events for a microbatch, which come back when nobody can wait for them any more."""
+
+    def __init__(self, runtime: Runtime) -> None: ...
+    def take(self) -> Event: ...
+    def lend(self) -> Lease:
+        """The same; it comes back by itself."""
+    def give_back(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+class Slot:
+    """Device memory for one input of a stage.
+
+    arrived: recorded by whoever filled it. free: recorded by the stage when it is done with it, which is also when its
+    outputs are there. views: what the adapter made of the memory, by layout.
+    """
+
+    buffer: Buffer | None
+    address: int
+    nbytes: int
+    def __init__(self, runtime: Runtime) -> None: ...
+    @property
+    def arrived(self) -> Event: ...
+    @property
+    def free(self) -> Event: ...
+    @property
+    def views(self) -> dict[Any, Any]: ...
+    def borrow(self, free: Lease) -> None:
+        """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
+
+class Blocks:
+    """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
+    that reader, so memory that comes back may be written by the stage's stream at once."""
+
+    def __init__(self, runtime: Runtime, device: int, leaving: Any) -> None: ...
+    def take(self, turn: int, nbytes: int) -> Lease:
+        """A buffer of at least nbytes for microbatch `turn`, for as long as the lease is kept."""
+    @property
+    def nbytes(self) -> int: ...
+    def close(self) -> None:
+        """Blocks still in somebody's hands lose their memory too."""
+
+class Outputs:
+    """Outputs of a stage that are still being read.
+
+    in_flight: microbatches of the executor. most: outputs that are held, of a microbatch one for each reader.
+    """
+
+    def __init__(self, stream: Stream, in_flight: int, most: int) -> None: ...
+    def reader(self) -> Event:
+        """An event for a reader to record; then hold() what it reads."""
+    def hold(self, released: Event, keep: Any, turn: int, lent: bool = True) -> None:
+        """Keeps outputs until the stage's stream waits for their reader, the microbatch of this turn, which has
+        recorded `released`. lent: that is an event of reader()."""
+    def settle(self, turn: int) -> None:
+        """Lets go of outputs that were handed on depth microbatches ago."""
+    def close(self) -> None: ...
+
+def deliver(link: Link, source: Activation, slot: Slot, outputs: Outputs, turn: int) -> None:
+    """Copies a stage's output into a slot, and holds it until it has been read."""
+
+def send(link: Link, source: Activation, address: int, free: Event, released: Event, arrived: Event) -> None:
+    """Copies an activation to an address in a slot. Its arrays go one after the other on one link, so the first waits
+    and the last records; only where a link takes small and large copies different ways, each waits for the one
+    before."""
+
+class RawStage:
+    """What a raw stage is given: its device, its stream, and memory in stream order.
+
+    Whose the memory is, leases of leases tell. A block is ours for as long as its lease is alive; what the stage gets
+    refers to a second lease, of the first. When nothing of the stage refers to the memory any more, through whatever
+    array, view or export, the second one puts the first on the list `dropped`.
+    """
+
+    turn: int
+    def __init__(self, stream: Stream, blocks: Blocks, index: int) -> None: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def stream(self) -> Stream: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def dropped(self) -> list[Lease]: ...
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Uninitialised memory, free to be written by the stage's stream. It serves again when nobody refers to it."""
+    def take_over(self, layout: Layout, arrays: list[Array]) -> tuple[list[tuple[int, int, int]], list[Lease]]:
+        """Spans and blocks of the outputs; copies of those whose memory is not from empty() or that the stage keeps.
+        Only `arrays` may refer to them on our side; it is emptied."""
+    def copy(self, address: int, nbytes: int) -> Lease:
+        """A copy, in stream order."""
+
+class Call:
+    """A C function (xd_function in native/xdev.h) for inputs and outputs of known layouts, each packed in a block."""
+
+    def __init__(self, stream: Stream, function: int, user: int, given: Layout, returned: Layout) -> None: ...
+    def now(self, x: int, y: int) -> int:
+        """Calls it, without the GIL and with the stream's device current, for blocks at these addresses. Returns what
+        it returned."""
+    def later(self, x: int, y: int, batch: Any, failed: Callable[[Any], object], cost: float, label: str) -> None:
+        """Calls it when the simulated stream gets there, unless batch.stopped. cost: seconds of the compute engine.
+        failed: takes what it returned, if not 0, or the exception that kept it from being called."""

@@ -1,0 +1,371 @@
+"""What the executor does for every stage of every microbatch, in Cython because it is done so often: the slots' events,
+copies from stage to stage, outputs that are held until they have been read, memory for outputs, calls of C functions.
+
+executor/stages.py has the order of it all; types stand in _pipeline.pyi.
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t, uintptr_t
+
+from collections import deque
+
+from pyxdev._native cimport Array, Buffer, Event, Lease, Link, Runtime, Stream
+from pyxdev.xdev cimport xd_function, xd_kernel, xd_range
+
+# ---- what goes from stage to stage -----------------------------------------------------------------------------------
+
+cdef class Value:
+    cdef readonly object layout
+    cdef readonly list plain
+    cdef readonly object guess
+
+    def __init__(self, layout, list plain not None, guess):
+        self.layout, self.plain, self.guess = layout, plain, guess
+
+    @property
+    def complete(self):
+        return len(self.plain) == len(self.layout.paths)
+
+    def values(self):
+        return self.plain
+
+
+cdef class Activation:
+    cdef readonly int device
+    cdef readonly Value value
+    cdef readonly list spans
+    cdef readonly object keep
+    cdef public Event ready
+
+    def __init__(self, int device, Value value not None, list spans not None, keep):
+        self.device, self.value, self.spans, self.keep = device, value, spans, keep
+
+    @property
+    def layout(self):
+        return self.value.layout
+
+
+# ---- slots and events ------------------------------------------------------------------------------------------------
+
+cdef class Events:
+    cdef Runtime runtime
+    cdef list made
+    cdef list unused
+
+    def __init__(self, Runtime runtime not None):
+        self.runtime, self.made, self.unused = runtime, [], []
+
+    cpdef Event take(self):
+        try:  # two threads may be here
+            return self.unused.pop()
+        except IndexError:
+            event = self.runtime.event()
+            self.made.append(event)
+            return event
+
+    cpdef Lease lend(self):
+        return lend(self.take(), self.unused)
+
+    cpdef give_back(self, Event event):
+        self.unused.append(event)
+
+    def close(self):
+        for event in self.made:
+            event.close()
+
+
+cdef Lease lend(item, list home):
+    cdef Lease lease = Lease.__new__(Lease)
+    lease.item, lease.home = item, home
+    return lease
+
+
+cdef class Slot:
+    cdef public Buffer buffer
+    cdef public uint64_t address
+    cdef public uint64_t nbytes
+    cdef readonly Event arrived
+    cdef readonly Event free
+    cdef readonly dict views
+    cdef Lease lent
+
+    def __init__(self, Runtime runtime not None):
+        self.arrived, self.free, self.views = runtime.event(), runtime.event(), {}
+
+    def borrow(self, Lease free not None):
+        self.lent, self.free = free, free.item
+
+
+cdef class Blocks:
+    cdef Runtime runtime
+    cdef int device
+    cdef object leaving
+    cdef list made
+    cdef list unused  # a lease that ends puts its buffer back here
+
+    def __init__(self, Runtime runtime not None, int device, leaving):
+        self.runtime, self.device, self.leaving, self.made, self.unused = runtime, device, leaving, [], []
+
+    cpdef Lease take(self, turn, uint64_t nbytes):
+        cdef Buffer buffer
+        cdef Py_ssize_t index
+        for index in range(len(self.unused) - 1, -1, -1):
+            if (<Buffer>self.unused[index]).room >= nbytes:
+                return lend(self.unused.pop(index), self.unused)
+        while self.unused:  # too small for what comes now
+            buffer = self.unused.pop()
+            self.made.remove(buffer)
+            self.leaving.add(buffer, turn)
+        buffer = self.runtime.buffer(self.device, nbytes, managed=True)
+        self.made.append(buffer)
+        return lend(buffer, self.unused)
+
+    @property
+    def nbytes(self):
+        return sum([buffer.nbytes for buffer in self.made])
+
+    def close(self):
+        for buffer in self.made:
+            buffer.close()
+        self.made.clear()
+
+
+# ---- outputs that are being read -------------------------------------------------------------------------------------
+
+cdef class Outputs:
+    cdef Stream stream
+    cdef Events readers
+    cdef int in_flight
+    cdef int most
+    cdef object held  # of (released, keep, the reader's turn, whether released is from readers)
+
+    def __init__(self, Stream stream not None, int in_flight, int most):
+        self.stream, self.in_flight, self.most = stream, in_flight, most
+        self.readers, self.held = Events(stream.runtime), deque()
+
+    cpdef Event reader(self):
+        return self.readers.take()
+
+    cpdef hold(self, Event released, keep, turn, bint lent=True):
+        self.held.append((released, keep, turn, lent))
+
+    cpdef settle(self, turn):
+        cdef Event released
+        while len(self.held) >= self.most:
+            released, keep, reader, lent = self.held.popleft()
+            if reader + self.in_flight > turn:  # otherwise the reader has left the executor, and so has its copy
+                self.stream.wait_for(released)
+            keep = None  # only now may the stage's stream write there again
+            if lent:
+                self.readers.give_back(released)
+
+    def close(self):
+        self.held.clear()
+        self.readers.close()
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+def deliver(Link link not None, Activation source not None, Slot slot not None, Outputs outputs not None, turn):
+    cdef bint staged = not link.is_direct(source.spans[len(source.spans) - 1][2] if source.spans else 0)
+    # What a direct copy releases is what has arrived: one event for both.
+    cdef Event released = outputs.reader() if staged else slot.arrived
+    send(link, source, slot.address, slot.free, released, slot.arrived)
+    outputs.hold(released, source.keep, turn, staged)
+
+
+cpdef send(Link link, Activation source, uint64_t address, Event free, Event released, Event arrived):
+    cdef list spans = source.spans or [(0, 0, 0)]  # nothing to copy keeps the order too
+    cdef Py_ssize_t n, last = len(spans) - 1
+    cdef Event ready, gate, read, written
+    cdef uint64_t offset, at, nbytes
+    cdef bint ends, turns
+    ready, gate = source.ready, free
+    for n in range(last + 1):
+        offset, at, nbytes = <tuple>spans[n]
+        ends = n == last
+        turns = not ends and link.is_direct(nbytes) != link.is_direct(spans[n + 1][2])
+        read, written = released if ends else None, arrived if ends or turns else None
+        link.move(address + offset, at, nbytes, ready, gate, read, written)
+        ready, gate = arrived if turns else None, None
+
+
+# ---- raw stages ------------------------------------------------------------------------------------------------------
+
+cdef class RawStage:
+    cdef readonly Runtime runtime
+    cdef readonly Stream stream
+    cdef readonly int device
+    cdef readonly int index
+    cdef Blocks blocks
+    cdef dict models  # by shape and dtype, an Array of no memory
+    cdef public object turn
+    cdef readonly list dropped
+
+    def __init__(self, Stream stream not None, Blocks blocks not None, int index):
+        self.runtime, self.stream, self.device, self.index = stream.runtime, stream, stream.device, index
+        self.blocks, self.models, self.turn, self.dropped = blocks, {}, 0, []
+
+    def empty(self, shape, dtype):
+        cdef Array model = self.models.get((shape, dtype))
+        cdef Lease block
+        if model is None:
+            model = self.models[shape, dtype] = Array(self.runtime, self.device, 0, shape, dtype, stream=self.stream)
+        self.dropped.clear()
+        block = self.blocks.take(self.turn, model.nbytes)
+        return model.elsewhere((<Buffer>block.item).at, lend(block, self.dropped))
+
+    def take_over(self, layout, list arrays not None):
+        cdef list blocks = [], places = [], spans = []
+        cdef Lease block
+        cdef Array leaf
+        cdef Py_ssize_t n
+        cdef uint64_t address, nbytes
+        for leaf in arrays:
+            block, address = self.block_of(leaf), leaf.address
+            if block is None:
+                if leaf.ready is not None:
+                    self.stream.wait_for(leaf.ready)
+                block = self.copy(address, leaf.nbytes)
+                address = (<Buffer>block.item).at
+                self.dropped.append(block)
+            blocks.append(block)
+            places.append((address, leaf.nbytes))
+        leaf = None
+        arrays.clear()  # nothing of ours refers to them any more, so what is not dropped now is the stage's
+        for n in range(len(blocks)):
+            address, nbytes = <tuple>places[n]
+            block = blocks[n]
+            if not holds(self.dropped, block):  # it may be written while it is still being read
+                block = blocks[n] = self.copy(address, nbytes)
+                address = (<Buffer>block.item).at
+            if nbytes:
+                spans.append((layout.offsets[n], address, nbytes))
+        self.dropped.clear()
+        return spans, blocks
+
+    cdef Lease block_of(self, array):
+        """The block that an array from empty(), or one made from it, lies in."""
+        while isinstance(array, Array):
+            array = (<Array>array).owner
+        if type(array) is Lease and (<Lease>array).home is self.dropped:
+            return (<Lease>array).item
+        return None
+
+    cpdef Lease copy(self, uint64_t address, uint64_t nbytes):
+        cdef Lease block = self.blocks.take(self.turn, nbytes)
+        self.stream.copy((<Buffer>block.item).at, address, nbytes, dst_device=self.device, src_device=self.device)
+        return block
+
+
+cdef bint holds(list things, thing) noexcept:
+    for one in things:
+        if one is thing:
+            return True
+    return False
+
+
+# ---- C functions -----------------------------------------------------------------------------------------------------
+
+@cython.no_gc_clear
+cdef class Call:
+    cdef Stream stream
+    cdef xd_function function
+    cdef void *user
+    cdef size_t count
+    cdef uint64_t *offsets  # of the inputs, then of the outputs
+    cdef uint64_t *sizes
+    cdef void **arrays
+    cdef size_t inputs
+    cdef uint64_t read, written  # bytes of both blocks
+
+    def __init__(self, Stream stream not None, uintptr_t function, uintptr_t user, given, returned):
+        cdef size_t n
+        self.stream, self.function, self.user = stream, <xd_function>function, <void *>user
+        self.inputs, self.count = len(given.offsets), len(given.offsets) + len(returned.offsets)
+        self.read, self.written = given.nbytes, returned.nbytes
+        self.offsets = <uint64_t *>PyMem_Calloc(self.count + 1, sizeof(uint64_t))
+        self.sizes = <uint64_t *>PyMem_Calloc(self.count + 1, sizeof(uint64_t))
+        self.arrays = <void **>PyMem_Calloc(self.count + 1, sizeof(void *))
+        if self.offsets == NULL or self.sizes == NULL or self.arrays == NULL:
+            raise MemoryError
+        for n, offset in enumerate([*given.offsets, *returned.offsets]):
+            self.offsets[n] = offset
+        for n, spec in enumerate(given.specs):
+            self.sizes[n] = spec.nbytes
+
+    def __dealloc__(self):
+        PyMem_Free(self.offsets)
+        PyMem_Free(self.sizes)
+        PyMem_Free(self.arrays)
+
+    cdef void place(self, void **arrays, uint64_t x, uint64_t y) noexcept:
+        cdef size_t n
+        for n in range(self.count):
+            arrays[n] = <void *><uintptr_t>(self.offsets[n] + (x if n < self.inputs else y))
+
+    def now(self, uint64_t x, uint64_t y):
+        self.place(self.arrays, x, y)
+        return self.stream.call(self.function, self.arrays, self.sizes, self.arrays + self.inputs, self.user)
+
+    def later(self, uint64_t x, uint64_t y, batch, failed, double cost, label):
+        cdef Later later = Later.__new__(Later)
+        cdef xd_kernel kernel
+        cdef xd_range[2] ranges
+        cdef bytes text = label.encode()
+        cdef size_t count = 0
+        later.arrays = <void **>PyMem_Calloc(self.count + 1, sizeof(void *))
+        if later.arrays == NULL:
+            raise MemoryError
+        later.what, later.batch, later.failed = self, batch, failed
+        self.place(later.arrays, x, y)
+        for address, nbytes, write in ((x, self.read, 0), (y, self.written, 1)):
+            if nbytes:
+                ranges[count].device = self.stream.device
+                ranges[count].address, ranges[count].bytes, ranges[count].write = address, nbytes, write
+                count += 1
+        kernel.run, kernel.drop, kernel.arg = run_later, drop_later, <void *>later
+        kernel.cost, kernel.label = <uint64_t>(cost * 1e9), text
+        kernel.ranges, kernel.range_count = ranges, count
+        Py_INCREF(later)  # given back by drop_later, which is called on failure too
+        self.stream.start(&kernel)
+
+
+cdef class Later:
+    """A call of a simulated stream."""
+    cdef Call what
+    cdef void **arrays
+    cdef object batch
+    cdef object failed
+
+    def __dealloc__(self):
+        PyMem_Free(self.arrays)
+
+
+cdef int run_later(void *arg) noexcept with gil:
+    cdef Later later = <Later>arg
+    cdef Call what = later.what
+    cdef int code
+    try:
+        if later.batch.stopped:
+            return 0
+    except BaseException as error:  # Ctrl-C
+        return tell(later, error)
+    with nogil:
+        code = what.function(NULL, later.arrays, what.sizes, later.arrays + what.inputs, what.user)
+    return tell(later, code) if code else 0
+
+
+cdef int tell(Later later, what) noexcept:
+    """1 fails the device: nobody else would know."""
+    try:
+        later.failed(what)
+        return 0
+    except BaseException:
+        return 1
+
+
+cdef void drop_later(void *arg) noexcept with gil:
+    Py_DECREF(<object>arg)
