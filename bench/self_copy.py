@@ -2,7 +2,7 @@
 
     python bench/self_copy.py               one GPU: a minute and a half
     python bench/self_copy.py --pair 0 1    the same between two GPUs; peer access is never enabled
-    python bench/self_copy.py --places      what depends on the CPU of the thread and on the ring's memory: half a minute
+    python bench/self_copy.py --places      what depends on the CPU of the thread and on where the ring is
 
 Both legs of such a copy run at once through one GPU's link, so tile sizes and the cost of submission can be tuned where
 only one GPU is at hand. The calls are made bare, in C (self_copy.c, compiled here with cc); the library's own staged

@@ -193,6 +193,28 @@ static int enter(scope *in, xd_driver *driver, int device, const char *operation
     return xd_fail(err, XD_DEVICE_FAULT, 0, operation, "a host function failed on device %d", device);
 }
 
+/* For copies, records, waits and queries, which take the context from the stream or the event: any may be current, and on
+   drivers of CUDA 13 none has to be. */
+static int begin(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
+{
+    cuda *c = (cuda *)driver;
+    cu_context context;
+    *in = (scope){.c = c, .device = device, .operation = operation};
+    int status = context_of(c, device, &context, operation, err);
+    if (status != XD_OK || !c->devices[device].failed)
+        return status;
+    return xd_fail(err, XD_DEVICE_FAULT, 0, operation, "a host function failed on device %d", device);
+}
+
+/* Whether to make such a call again, now with the device current: the driver has asked for some context. */
+static int lacks_context(scope *in, cu_result code)
+{
+    if (code != CU_INVALID_CONTEXT || in->pushed)
+        return 0;
+    in->pushed = in->c->cu.cuCtxPushCurrent(in->c->devices[in->device].context) == CU_SUCCESS;
+    return in->pushed;
+}
+
 static int leave(const scope *in, cu_result code, const char *call, xd_error *err)
 {
     restore(in);
@@ -465,10 +487,13 @@ static int cuda_stream_destroy(xd_driver *driver, int device, void *stream, xd_e
 static int cuda_stream_query(xd_driver *driver, int device, void *stream, int *idle, xd_error *err)
 {
     scope in;
-    int status = enter(&in, driver, device, "stream_query", err);
+    cu_result code;
+    int status = begin(&in, driver, device, "stream_query", err);
     if (status != XD_OK)
         return status;
-    cu_result code = in.c->cu.cuStreamQuery(stream);
+    do
+        code = in.c->cu.cuStreamQuery(stream);
+    while (lacks_context(&in, code));
     status = leave(&in, code == CU_NOT_READY ? CU_SUCCESS : code, "cuStreamQuery", err);
     if (status == XD_OK)
         *idle = code == CU_SUCCESS;
@@ -478,10 +503,14 @@ static int cuda_stream_query(xd_driver *driver, int device, void *stream, int *i
 static int cuda_stream_wait(xd_driver *driver, int device, void *stream, void *event, xd_error *err)
 {
     scope in;
-    int status = enter(&in, driver, device, "stream_wait", err);
+    cu_result code;
+    int status = begin(&in, driver, device, "stream_wait", err);
     if (status != XD_OK)
         return status;
-    return leave(&in, in.c->cu.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent", err);
+    do
+        code = in.c->cu.cuStreamWaitEvent(stream, event, 0);
+    while (lacks_context(&in, code));
+    return leave(&in, code, "cuStreamWaitEvent", err);
 }
 
 /* ---- events ---- */
@@ -508,17 +537,26 @@ static int cuda_event_destroy(xd_driver *driver, int device, void *event, xd_err
 static int cuda_event_record(xd_driver *driver, int device, void *event, void *stream, xd_error *err)
 {
     scope in;
-    int status = enter(&in, driver, device, "event_record", err);
-    return status == XD_OK ? leave(&in, in.c->cu.cuEventRecord(event, stream), "cuEventRecord", err) : status;
+    cu_result code;
+    int status = begin(&in, driver, device, "event_record", err);
+    if (status != XD_OK)
+        return status;
+    do
+        code = in.c->cu.cuEventRecord(event, stream);
+    while (lacks_context(&in, code));
+    return leave(&in, code, "cuEventRecord", err);
 }
 
 static int cuda_event_query(xd_driver *driver, int device, void *event, int *done, xd_error *err)
 {
     scope in;
-    int status = enter(&in, driver, device, "event_query", err);
+    cu_result code;
+    int status = begin(&in, driver, device, "event_query", err);
     if (status != XD_OK)
         return status;
-    cu_result code = in.c->cu.cuEventQuery(event);
+    do
+        code = in.c->cu.cuEventQuery(event);
+    while (lacks_context(&in, code));
     status = leave(&in, code == CU_NOT_READY ? CU_SUCCESS : code, "cuEventQuery", err);
     if (status == XD_OK)
         *done = code == CU_SUCCESS;
@@ -588,14 +626,18 @@ static int cuda_copy(xd_driver *driver, int device, void *stream, const xd_trans
     if (status == XD_OK && t.src_device != XD_HOST)
         status = context_of(c, t.src_device, &context, operation, err);
     if (status == XD_OK)
-        status = enter(&in, driver, device, operation, err);
+        status = t.height == 1 ? begin(&in, driver, device, operation, err) : enter(&in, driver, device, operation, err);
     if (status != XD_OK)
         return status;
-    if (t.height == 1)
-        return leave(&in, copy_line(c, stream, &t), "a copy", err);
+    cu_result code = CU_SUCCESS;
+    if (t.height == 1) {
+        do
+            code = copy_line(c, stream, &t);
+        while (lacks_context(&in, code));
+        return leave(&in, code, "a copy", err);
+    }
     if (t.src_pitch <= CUDA_MAX_PITCH && t.dst_pitch <= CUDA_MAX_PITCH)
         return leave(&in, copy_rows(c, stream, &t), "a copy of rows", err);
-    cu_result code = CU_SUCCESS;
     for (uint64_t row = 0; row < t.height && code == CU_SUCCESS; row++) {
         code = copy_line(c, stream, &t);
         t.dst += t.dst_pitch;

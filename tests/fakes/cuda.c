@@ -29,7 +29,7 @@
 #include "sim/sim.h"
 
 enum { NEWEST = 13000, MAX_DEVICES = 64, MAX_DEPTH = 64 };
-enum { NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+enum { NOT_INITIALIZED = 3, NOT_FOUND = 500 };
 
 struct cu_context_s {
     int device;
@@ -63,7 +63,7 @@ static _Thread_local int depth;
     X(NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                           \
     X(CU_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                      \
     X(CU_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                        \
-    X(INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                         \
+    X(CU_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                         \
     X(CU_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported") \
     X(CU_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                       \
     X(NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                     \
@@ -149,7 +149,7 @@ static cu_context current(void)
 #define NEED_CONTEXT(name)                       \
     NEED_INIT(name);                             \
     if (!current() || !current()->references)    \
-    return INVALID_CONTEXT
+    return CU_INVALID_CONTEXT
 
 static cu_result handle_open(void **out, void *simulated, int is_event, int timing)
 {
@@ -200,7 +200,7 @@ static cu_result handle_use(const void *wanted, int is_event, handle **out)
     *out = handle_find(wanted, is_event);
     if (!*out)
         return CU_INVALID_HANDLE;
-    return (*out)->context == current() ? CU_SUCCESS : INVALID_CONTEXT;
+    return (*out)->context == current() ? CU_SUCCESS : CU_INVALID_CONTEXT;
 }
 
 static cu_result stream_settle(handle *stream)
@@ -452,7 +452,7 @@ static cu_result context_release(cu_device device)
     int held = contexts[device].references > 0;
     contexts[device].references -= held;
     pthread_mutex_unlock(&lock);
-    return held ? CU_SUCCESS : INVALID_CONTEXT;
+    return held ? CU_SUCCESS : CU_INVALID_CONTEXT;
 }
 
 static cu_result context_get_current(cu_context *context)
@@ -476,7 +476,7 @@ static cu_result context_push(cu_context context)
 {
     NEED_INIT("cuCtxPushCurrent");
     if (!context || !context->references || depth == MAX_DEPTH)
-        return INVALID_CONTEXT;
+        return CU_INVALID_CONTEXT;
     stack[depth++] = context;
     return CU_SUCCESS;
 }
@@ -485,7 +485,7 @@ static cu_result context_pop(cu_context *context)
 {
     NEED_INIT("cuCtxPopCurrent");
     if (!depth)
-        return INVALID_CONTEXT;
+        return CU_INVALID_CONTEXT;
     *context = stack[--depth];
     return CU_SUCCESS;
 }
@@ -753,7 +753,7 @@ static cu_result copy_peer(cu_address dst, cu_context to, cu_address src, cu_con
 {
     NEED_CONTEXT("cuMemcpyPeerAsync");
     if (!to || !from || !to->references || !from->references)
-        return INVALID_CONTEXT;
+        return CU_INVALID_CONTEXT;
     return line(stream, to->device, dst, from->device, src, bytes);
 }
 
@@ -908,7 +908,7 @@ static cu_result graph_launch(cu_graph_exec graph, cu_stream stream)
     handle *h;
     cu_result code = handle_use(stream, 0, &h);
     if (code || h->context != graph->context)
-        return code ? code : INVALID_CONTEXT;
+        return code ? code : CU_INVALID_CONTEXT;
     return result_of(sim->graph_launch(sim, h->context->device, graph->sim, h->sim, NULL));
 }
 
@@ -991,7 +991,7 @@ static cu_result module_load(cu_context *module, const void *image)
 static cu_result module_unload(cu_context module)
 {
     NEED_CONTEXT("cuModuleUnload");
-    return module == current() ? CU_SUCCESS : INVALID_CONTEXT;
+    return module == current() ? CU_SUCCESS : CU_INVALID_CONTEXT;
 }
 
 static cu_result module_get_function(fake_function **out, cu_context module, const char *name)
