@@ -281,7 +281,7 @@ static void streams(void)
     static const char *const names[] = {"first", "second", "third", NULL};
     target to = on_device(0, FILE_BYTES);
     xd_piece piece = {.fd = plain, .direct_fd = -1, .bytes = 8 * PAGE, .address = to.address};
-    rec.streams = names;
+    rec.names.streams = names;
     rec.made[0] = 0;
     xd_reader *reader = open_reader(&piece, 1, (xd_reader_options){.streams = 3});
     OK(xd_reader_run(reader, &err));
@@ -289,7 +289,7 @@ static void streams(void)
     CHECK(!strstr(rec.log, "second copy"));
     xd_reader_close(&reader);
     FAILS(xd_reader_open(&reader, runtime, &piece, 1, &(xd_reader_options){.streams = 17}, &err), XD_INVALID);
-    rec.streams = NULL;
+    rec.names.streams = NULL;
     xd_buffer_close(&to.buffer);
 }
 
