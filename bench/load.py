@@ -29,7 +29,7 @@ from rich.table import Table
 
 from bench import load_files, load_limits, record
 from bench.load_files import GIB, MIB, Case
-from bench.load_plain import Plain, ways
+from bench.load_plain import Plain, fitted, ways
 from bench.loaders import LOADERS, PROBES
 from pyxdev import backends
 from pyxdev._native import Runtime
@@ -107,10 +107,15 @@ class Bench:
     def __init__(self, given: argparse.Namespace, runtime: Runtime, devices: list[int]) -> None:
         self.given, self.runtime, self.devices = given, runtime, devices
         self.rows: list[Row] = []
+        self.stamp = record.stamp("load", record.machine(runtime))
+        self.out: Path | None = given.out or (None if given.quick else record.RESULTS / "load.jsonl")
         self.console = Console()
 
     def add(self, **row: Any) -> None:
+        """Kept for the tables, and written at once: a run that is stopped half way has its rows."""
         self.rows.append(row)
+        if self.out:
+            record.append(self.out, [self.stamp | row])
 
     def run(self) -> None:
         small = self.given.quick
@@ -161,10 +166,25 @@ class Bench:
         else:
             for threads in (1, 4, 8, 16, 32):
                 found[f"page cache, {threads} threads"] = load_limits.read_rate(files, threads, MIB, 64 * MIB)
+            found |= self.plain_limit(files, devices)
         for name, rate in found.items():
             self.add(case=self.title(case, condition, len(devices)), method=f"limit: {name}", figure=rate / 1e9,
                      unit="GB/s", limit=rate / 1e9, ratio=1.0)  # fmt: skip
         return found
+
+    def plain_limit(self, files: list[Path], devices: list[int]) -> dict[str, float]:
+        """What the loop in C reaches, with as many threads and tiles as serve it best."""
+        if self.given.backend != "cuda":
+            return {}
+        try:
+            plain = Plain(files, devices)
+        except ImportError as error:
+            self.say(f"plain loop in C: absent, {error}")
+            return {}
+        tried = [fitted(threads * len(devices), tile) for threads in (8, 12, 16) for tile in (MIB, 2 * MIB)]
+        rates = [plain.run(way)["rate"] for way in tried]
+        plain.close()
+        return {"plain loop in C": max(rates)}
 
     def run_loader(
         self,
@@ -195,8 +215,9 @@ class Bench:
             }
             self.add(**row, seconds=found["seconds"], report=found["report"])
             report = found["report"]
+            first = f", first tile after {1e3 * report['first']:.1f} ms" if "first" in report else ""
             spent = {key: report[key] for key in ("reading", "waiting") if key in report} | report.get("phases", {})
-            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}")
+            self.say(f"{title}: {loader}, {row['load']}: {rate / 1e9:.2f} GB/s, {rate / limit:.2f} of {name}{first}")
             if self.given.probe:
                 self.say(f"    seconds: {shown(spent)}")
 
@@ -296,14 +317,10 @@ def main() -> None:
         devices = list(range(runtime.device_count))
         given.counts = given.counts or [1, 2][: len(devices)]
         bench = Bench(given, runtime, devices[: max(given.counts)])
-        stamp = record.stamp("load", record.machine(runtime))
         try:
             bench.run()
         finally:
             bench.print_tables()
-            out = given.out or (None if given.quick else record.RESULTS / "load.jsonl")
-            if out:
-                record.append(out, ({**stamp, **row} for row in bench.rows))
 
 
 if __name__ == "__main__":

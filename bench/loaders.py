@@ -148,6 +148,17 @@ def prefetch(files: Sequence[str], device: str, threads: int, together: bool) ->
     return tensors
 
 
+class Held(dict[str, Any]):
+    """Tensors whose memory others free, which is not loading."""
+
+    owners: Sequence[Any] = ()
+
+    def close(self) -> None:
+        self.clear()
+        for owner in self.owners:
+            owner.close()
+
+
 def instanttensor(files: Sequence[str], device: str, **options: Any) -> dict[str, Any]:
     import instanttensor as package
 
@@ -164,9 +175,8 @@ def fastsafetensors(files: Sequence[str], device: str, **options: Any) -> dict[s
     loader = SafeTensorsFileLoader(None, device, nogds=True, **options)
     loader.add_filenames({0: list(files)})
     buffers = loader.copy_files_to_device()
-    tensors = {name: buffers.get_tensor(name) for name in loader.get_keys()}
-    buffers.close()
-    loader.close()
+    tensors = Held({name: buffers.get_tensor(name) for name in loader.get_keys()})
+    tensors.owners = [buffers, loader]
     return tensors
 
 

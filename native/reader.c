@@ -193,7 +193,7 @@ int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out)
     if (device < 0 || device >= reader->runtime->devices)
         return 0;
     const xd_lane *lane = &reader->lanes[device];
-    *out = (xd_progress){.done = lane->done, .direct = lane->direct, .last = lane->last};
+    *out = (xd_progress){.done = lane->done, .direct = lane->direct, .first = lane->first, .last = lane->last};
     return 1;
 }
 

@@ -185,7 +185,9 @@ static int run_job(worker *w, const xd_job *job, int64_t *row, xd_error *err)
         return status;
     lane->done += job->payload;
     lane->direct += direct ? job->payload : 0;
+    uint64_t begun = 0;
     lane->last = xd_monotonic();
+    atomic_compare_exchange_strong(&lane->first, &begun, lane->last);
     return XD_OK;
 }
 

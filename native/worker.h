@@ -15,7 +15,8 @@ enum {
 /* One device's side of a reader. */
 typedef struct xd_lane {
     xd_stream *streams[XD_READER_STREAMS]; /* NULL if there is no work */
-    _Atomic uint64_t done, direct, last; /* bytes handed over, of them read directly, and when the last of them were */
+    _Atomic uint64_t done, direct; /* bytes handed over, of them read directly */
+    _Atomic uint64_t first, last;  /* when the first and the last of them were */
 } xd_lane;
 
 struct xd_reader {

@@ -336,7 +336,7 @@ void xd_reader_cancel(xd_reader *reader);
 typedef struct xd_progress {
     uint64_t done;   /* bytes handed to the device so far */
     uint64_t direct; /* of them, read past the page cache */
-    uint64_t last;   /* when the last of them were handed over: the host's clock, ns; 0 before the first */
+    uint64_t first, last; /* when the first and the last of them were handed over: the host's clock, ns; 0: not yet */
 } xd_progress;
 int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out); /* 0: there is no such device */
 /* ns that all workers together have spent in reads, and waiting for tiles and uploads. */

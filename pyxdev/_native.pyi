@@ -310,9 +310,9 @@ class Reader:
         after every run(). DriverError names the first range that is wrong."""
     def cancel(self) -> None:
         """Every run() raises Cancelled, within one tile."""
-    def progress(self, device: int) -> tuple[int, int, float]:
-        """Bytes handed to the device so far, how many of them were read past the page cache, and when the last of them
-        were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""
+    def progress(self, device: int) -> tuple[int, int, float, float]:
+        """Bytes handed to the device so far, how many of them were read past the page cache, and when the first and the
+        last of them were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""
     @property
     def times(self) -> tuple[float, float]:
         """Seconds that all workers together have spent in reads, and waiting for tiles and uploads."""

@@ -109,7 +109,7 @@ cdef class Reader:
         cdef xd_progress found
         if not xd_reader_progress(self.alive(), device, &found):
             raise errors.InvalidArgument(f"device {device} does not exist")
-        return found.done, found.direct, found.last * 1e-9
+        return found.done, found.direct, found.first * 1e-9, found.last * 1e-9
 
     @property
     def times(self):

@@ -192,7 +192,7 @@ cdef extern from "xdev.h" nogil:
     int xd_reader_verify(xd_reader *reader, xd_error *err)
     void xd_reader_cancel(xd_reader *reader)
     ctypedef struct xd_progress:
-        uint64_t done, direct, last
+        uint64_t done, direct, first, last
     int xd_reader_progress(const xd_reader *reader, int device, xd_progress *out)
     void xd_reader_times(const xd_reader *reader, uint64_t *reading, uint64_t *waiting)
     int xd_reader_refused(const xd_reader *reader, int fd)

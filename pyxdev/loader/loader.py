@@ -156,8 +156,8 @@ def _read(
 
 
 def _device_report(reader: Reader, device: int, begin: float) -> DeviceReport:
-    done, direct, last = reader.progress(device)
-    return DeviceReport(device, done, direct, max(0.0, last - begin))
+    done, direct, first, last = reader.progress(device)
+    return DeviceReport(device, done, direct, max(0.0, first - begin), max(0.0, last - begin))
 
 
 def _open_direct(file: ModelFile, direct_io: str, stack: ExitStack) -> int:

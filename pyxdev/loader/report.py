@@ -8,12 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """Bytes read to one device, how many of them past the page cache, and the seconds from the call until its last byte
-    was read and handed over."""
+    """Bytes read to one device, how many of them past the page cache, and the seconds from the call until its first
+    tile and its last byte were read and handed over."""
 
     device: int
     nbytes: int
     direct: int
+    first: float
     seconds: float
 
     @property
@@ -60,6 +61,11 @@ class Report:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     @property
+    def first(self) -> float:
+        """Seconds until the first tile of any device was read and handed over."""
+        return min((one.first for one in self.devices if one.nbytes), default=0.0)
+
+    @property
     def limit(self) -> str:
         """What took most of the time."""
         if self.setup > self.seconds / 2:
@@ -77,6 +83,7 @@ class Report:
             "bytes": self.nbytes,
             "seconds": self.seconds,
             "setup": self.setup,
+            "first": self.first,
             "reading": self.reading,
             "waiting": self.waiting,
             "rate": self.rate,
@@ -90,6 +97,7 @@ class Report:
                     "device": one.device,
                     "bytes": one.nbytes,
                     "direct": one.direct,
+                    "first": one.first,
                     "seconds": one.seconds,
                     "rate": one.rate,
                 }

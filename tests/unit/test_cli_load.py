@@ -116,14 +116,14 @@ def test_a_load_is_verified_and_reported(model: Path, capsys: pytest.CaptureFixt
 def test_what_limited_a_load() -> None:
     def limit(**changed: float) -> str:
         values = {"seconds": 1.0, "setup": 0.0, "reading": 1.0, "waiting": 0.0, "direct": 0} | changed
-        device = DeviceReport(0, 100, int(values.pop("direct")), 1.0)
+        device = DeviceReport(0, 100, int(values.pop("direct")), 0.0, 1.0)
         return Report(tensors=1, threads=2, pinned=1, async_uploads=True, devices=(device,), **values).limit
 
     assert limit() == "copies out of the page cache by 2 threads"
     assert limit(setup=0.6).startswith("set-up")
     assert limit(waiting=2.0).startswith("the devices")
     assert limit(direct=80) == "the disk: direct reads"
-    assert [DeviceReport(0, n, d, 1.0).source for n, d in ((0, 0), (4, 0), (4, 4), (4, 1))] == [
+    assert [DeviceReport(0, n, d, 0.0, 1.0).source for n, d in ((0, 0), (4, 0), (4, 4), (4, 1))] == [
         "",
         "warm",
         "cold",
