@@ -36,8 +36,8 @@ from pyxdev._native import Array, FaultDriver, Runtime
 from pyxdev.backends import sim
 
 STAGES = (2, 4)
-WARM, COUNTED = 40, 60  # microbatches
-IN_FLIGHT = 2 * (WARM + COUNTED)  # submit() never waits
+WARM, COUNTED = 80, 60  # microbatches
+IN_FLIGHT = COUNTED  # submit() never waits while it is counted
 KEPT = 8  # tickets that the caller holds on to
 NBYTES = 1024
 FAR = 1 << 62  # the call at which the counting driver would fail
@@ -49,6 +49,7 @@ void end(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTR
 """
 
 Step = Callable[[int], object]
+Wait = Callable[[], object]
 
 
 class NoKernel:
@@ -61,12 +62,16 @@ class NoKernel:
         """Nothing is held."""
 
 
-def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Iterator[tuple[str, Step]]:
-    """By name, what queues microbatch i."""
+def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Iterator[tuple[str, Step, Wait]]:
+    """By name, what queues microbatch i, and what waits for the last one."""
     x, result = (stack.enter_context(closing(runtime.buffer(device, NBYTES))) for device in (devices[0], devices[-1]))
     times = (0.0,) * len(devices)
     hand = stack.enter_context(closing(ByHand(runtime, NoKernel(), devices, times, NBYTES, 4, "direct")))
-    yield "hand", lambda i: hand.step(i % 4, hand.links[0], x.address, None, result.address)
+    yield (
+        "hand",
+        lambda i: hand.step(i % 4, hand.links[0], x.address, None, result.address),
+        hand.streams[-1].synchronize,
+    )
 
     array = Array(runtime, devices[0], x.address, (NBYTES,), "uint8", owner=x)
     shape, dtype = array.shape, array.dtype
@@ -74,7 +79,7 @@ def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Itera
     executor = Executor(devices, stages, adapter="raw", runtime=runtime, in_flight=IN_FLIGHT, depth=4, host_stage=0)
     stack.enter_context(closing(executor))
     kept: deque[Any] = deque(maxlen=KEPT)
-    yield "executor", lambda i: kept.append(executor.submit(array))
+    yield "executor", lambda i: kept.append(executor.submit(array)), lambda: kept[-1].result()
 
 
 def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) -> dict[str, float]:
@@ -85,9 +90,10 @@ def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) ->
         with ExitStack() as stack:
             runtime = stack.enter_context(Runtime(driver))
             driver.arm(FAR)
-            for name, step in steps(stack, runtime, tuple(range(stages))):
+            for name, step, wait in steps(stack, runtime, tuple(range(stages))):
                 for i in range(WARM):
                     step(i)
+                wait()
                 before = driver.calls
                 begin()
                 for i in range(WARM, WARM + COUNTED):

@@ -61,17 +61,17 @@ class Slot:
     """Device memory for one input of a stage.
 
     arrived: recorded by whoever filled it. free: recorded by the stage when it is done with it, which is also when its
-    outputs are there. views: what the adapter made of the memory, by layout.
+    outputs are there. Both are events of the microbatch that uses it, or used it last. views: what the adapter made of
+    the memory, by layout.
     """
 
     buffer: Buffer | None
     address: int
     nbytes: int
-    def __init__(self, runtime: Runtime) -> None: ...
-    @property
-    def arrived(self) -> Event: ...
-    @property
-    def free(self) -> Event: ...
+    arrived: Event
+    free: Event
+    def __init__(self, never: Event) -> None:
+        """never: an event that is not recorded."""
     @property
     def views(self) -> dict[Any, Any]: ...
     def borrow(self, free: Lease) -> None:

@@ -86,13 +86,13 @@ cdef class Slot:
     cdef public Buffer buffer
     cdef public uint64_t address
     cdef public uint64_t nbytes
-    cdef readonly Event arrived
-    cdef readonly Event free
+    cdef public Event arrived
+    cdef public Event free
     cdef readonly dict views
     cdef Lease lent
 
-    def __init__(self, Runtime runtime not None):
-        self.arrived, self.free, self.views = runtime.event(), runtime.event(), {}
+    def __init__(self, Event never not None):
+        self.arrived, self.free, self.views = never, never, {}
 
     def borrow(self, Lease free not None):
         self.lent, self.free = free, free.item

@@ -25,9 +25,9 @@ from pyxdev.executor.progress import with_progress
 from pyxdev.executor.rest import PATIENCE
 from pyxdev.executor.stages import BoundStage
 from pyxdev.executor.tickets import Epoch, Microbatch, Ticket
+from pyxdev.executor.watchdog import GLANCE
 from pyxdev.settings import Settings, resolve
 
-GLANCE = 0.25  # seconds after which a blocked thread looks whether the executor was closed
 TICK = 1e-9  # seconds; the runtime's clock knows no less
 
 
@@ -47,6 +47,8 @@ class Executor:
     stages: callables or Stages; the output of each is the input of the next.
     in_flight: microbatches between submit() and the end of the last stage; "auto": twice the number of stages.
     depth: slots of each hop; "auto": 4, fewer where memory is short.
+    watchdog: seconds without progress after which whoever waits logs where the oldest microbatch is, once for each
+        stall; None: never.
     adapter: what arrays are to the stages: "numpy" (simulated devices), "torch", "raw" (pyxdev Arrays), or "auto".
     runtime: a runtime that stays yours; without one the executor opens its own, for `backend` and `machine`.
     host_stage, gate, tile_mb, force_sync: see the settings; what is not given comes from the runtime or the
@@ -62,6 +64,7 @@ class Executor:
         *,
         in_flight: int | str = "auto",
         depth: int | str = "auto",
+        watchdog: float | None = 10.0,
         adapter: str = "auto",
         runtime: Runtime | None = None,
         backend: str | None = None,
@@ -81,6 +84,7 @@ class Executor:
         self._blocked_in_result = 0.0
         declared = planning.check_stages(stages)
         self._limit = planning.bound(in_flight, "in_flight", planning.automatic_in_flight(len(declared)))
+        watch = planning.patience(watchdog)
         changed = {"host_stage": host_stage, "gate": gate, "tile_mb": tile_mb}
         with ExitStack() as stack:
             if runtime is None:
@@ -90,7 +94,7 @@ class Executor:
             else:
                 settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
             self._runtime = runtime
-            self._line = Line(stack, runtime, settings, devices, declared, self._limit, depth, adapter)
+            self._line = Line(stack, runtime, settings, devices, declared, self._limit, depth, adapter, watch)
             # Nothing in it refers to the executor, so it is also closed when the executor is collected, and before the
             # interpreter takes modules apart.
             self._closing = weakref.finalize(self, stack.pop_all().close)
@@ -130,11 +134,15 @@ class Executor:
             self._line.throttle.withdraw()  # what Ctrl-C left here before it was queued; nothing otherwise
             while not self._line.throttle.admit(GLANCE):
                 self._check()
+                self._line.watchdog.look(self._runtime.clock())
         except DeviceFault as fault:
             self._fault = fault
             raise
         batch = Microbatch(self._submitted, self._turn, self._epoch, self._line.ends)
         self._submitted += 1
+        watchdog = self._line.watchdog
+        watchdog.indices[batch.turn % self._limit] = batch.index
+        watchdog.admitted = batch.turn + 1
         return batch
 
     def _enqueue(self, batch: Microbatch, source: Activation) -> None:
@@ -160,7 +168,7 @@ class Executor:
     def _leave(self, batch: Microbatch) -> None:
         """The place in flight is given back at the microbatch's end."""
         self._line.throttle.retire_at(batch.exit)
-        self._turn = batch.turn + 1
+        self._turn = self._line.watchdog.queued = batch.turn + 1
 
     def _leave_early(self, batch: Microbatch, stage: BoundStage) -> None:
         """A stage raised. What it and those before it have queued is covered by events as ever."""
@@ -187,7 +195,7 @@ class Executor:
             except DeviceFault as fault:
                 self._fault = fault
         self._line.throttle.withdraw()
-        self._turn = batch.turn + 1
+        self._turn = self._line.watchdog.queued = batch.turn + 1
         error.add_note(f"in stage {stage.index} ({stage.name}), microbatch {batch.index}")
         if isinstance(error, Exception):
             batch.fail(error)
@@ -220,7 +228,10 @@ class Executor:
             self._guests.add(guest)
             if batch.cancelled or self._closed or self._fault is not None or batch.outcome() is not None:
                 return True
-            return batch.end.done()
+            if batch.end.done():
+                return True
+            self._line.watchdog.look(self._runtime.clock())
+            return False
         except DeviceFault as fault:
             self._fault = fault
             return True
@@ -259,7 +270,9 @@ class Executor:
                 self._check()
                 now = self._runtime.clock()
                 if end - now < TICK:
-                    raise TimeoutError(f"microbatch {batch.index} is not through after {timeout:g} s")
+                    where = self._line.watchdog.where()
+                    raise TimeoutError(f"microbatch {batch.index} is not through after {timeout:g} s; {where}")
+                self._line.watchdog.look(now)
         finally:
             self._blocked_in_result += self._runtime.clock() - begin
 

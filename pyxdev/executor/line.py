@@ -18,6 +18,7 @@ from pyxdev.executor.rest import PATIENCE, come_to_rest
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.slots import Events, Leaving
 from pyxdev.executor.stages import BoundStage, Hop, Join
+from pyxdev.executor.watchdog import Watchdog
 from pyxdev.settings import Settings
 
 log = logging.getLogger("pyxdev")
@@ -29,7 +30,7 @@ class Line:
 
     def __init__(
         self, stack: ExitStack, runtime: Runtime, settings: Settings, devices: Iterable[int], declared: list[Stage],
-        in_flight: int, depth: int | str, adapter: str,
+        in_flight: int, depth: int | str, adapter: str, watchdog: float,
     ) -> None:  # fmt: skip
         self.in_flight = in_flight
         self.depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, in_flight))
@@ -63,8 +64,9 @@ class Line:
         self.inputs = stack.enter_context(closing(inputs))
         self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))
         self.throttle = stack.enter_context(closing(runtime.throttle(in_flight)))
+        self.watchdog = Watchdog(self.stages, self.throttle, watchdog)
         self._streams = [self.inputs.stream, *(stage.stream for stage in self.stages)]
-        stack.callback(_drain, runtime, self._streams)
+        stack.callback(_drain, runtime, self._streams, self.watchdog)
 
     def come_to_rest(self) -> None:
         """Waits until nothing of it is running. Raises DeviceFault if that does not come about."""
@@ -85,13 +87,16 @@ class Line:
         )
 
 
-def _drain(runtime: Runtime, streams: list[Stream]) -> None:
+def _drain(runtime: Runtime, streams: list[Stream], watchdog: Watchdog) -> None:
     """Waits for the streams, PATIENCE altogether. What goes wrong with a device does not keep anything from closing."""
     try:
         end = runtime.clock() + PATIENCE
         for stream in streams:
             if not stream.synchronize(max(0.0, end - runtime.clock())):
-                log.error("device %d is still busy %g s after close(); memory is freed", stream.device, PATIENCE)
+                log.error(
+                    "device %d is still busy %g s after close(), memory is freed; %s",
+                    stream.device, PATIENCE, watchdog.where(),
+                )  # fmt: skip
     except OrderViolation:
         raise
     except Error as error:

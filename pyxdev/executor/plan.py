@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -197,6 +198,15 @@ def bound(value: Any, what: str, automatic: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_IN_FLIGHT:
         raise InvalidArgument(f"{what} is {value!r}; allowed: auto, or a whole number from 1 to {MOST_IN_FLIGHT}")
     return value
+
+
+def patience(watchdog: Any) -> float:
+    """The watchdog's seconds; inf for None."""
+    if watchdog is None:
+        return math.inf
+    if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not watchdog > 0:
+        raise InvalidArgument(f"watchdog is {watchdog!r}; seconds above 0 are allowed, or None for none")
+    return watchdog
 
 
 def automatic_in_flight(stages: int) -> int:

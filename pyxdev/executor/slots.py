@@ -40,14 +40,19 @@ class Leaving:
 
 
 class Slots:
-    """The slots of one stage's inputs, used in turn."""
+    """The slots of one stage's inputs, used in turn. There are as many events as microbatches in flight, so each tells
+    of one microbatch as long as that is on its way."""
 
-    def __init__(self, runtime: Runtime, device: int, depth: int, shrinks: bool, leaving: Leaving) -> None:
+    def __init__(
+        self, runtime: Runtime, device: int, depth: int, in_flight: int, shrinks: bool, leaving: Leaving
+    ) -> None:
         self._runtime = runtime
         self._device = device
         self._shrinks = shrinks
         self._leaving = leaving
-        self.ring = [Slot(runtime) for _ in range(depth)]
+        self.arrivals = [runtime.event() for _ in range(in_flight)]
+        self._never = runtime.event()  # is never recorded, so nobody waits for it
+        self.ring = [Slot(self._never) for _ in range(depth)]
 
     def take(self, turn: int, nbytes: int) -> Slot:
         """The slot of this turn, with room for nbytes.
@@ -63,6 +68,7 @@ class Slots:
                     raise self._too_deep(nbytes, error) from error
                 self._give_up(slot, turn, nbytes)
                 slot = self.of(turn)
+        slot.arrived = self.arrivals[turn % len(self.arrivals)]
         return slot
 
     def of(self, turn: int) -> Slot:
@@ -106,5 +112,5 @@ class Slots:
             slot.views.clear()
             if slot.buffer is not None:
                 slot.buffer.close()
-            slot.arrived.close()
-            slot.free.close()
+        for event in (*self.arrivals, self._never):
+            event.close()

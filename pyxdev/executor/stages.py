@@ -39,7 +39,8 @@ class BoundStage:
         self.inputs = inputs
         self.adapter = adapter
         self.stream: Stream = runtime.stream(device)
-        self.slots = Slots(runtime, device, depth, shrinks, leaving)
+        self.slots = Slots(runtime, device, depth, in_flight, shrinks, leaving)
+        self.ends = [runtime.event() for _ in range(in_flight)]  # of microbatches, by turn; not of the last stage
         self.blocks = Blocks(runtime, device, leaving)
         self.is_last = False
         self.outputs = Outputs(self.stream, in_flight, depth * readers)
@@ -61,6 +62,8 @@ class BoundStage:
         """What the stage has queued for a microbatch ends here. For the last stage that is the microbatch's own end."""
         if self.is_last:
             slot.borrow(batch.exit)
+        else:
+            slot.free = self.ends[batch.turn % self.in_flight]
         slot.free.record(self.stream)
 
     def report(self, batch: Microbatch, cause: BaseException) -> None:
@@ -80,6 +83,8 @@ class BoundStage:
         self.blocks.close()
         self.outputs.close()
         self.stream.close()
+        for event in self.ends:
+            event.close()
 
 
 class Hop:
@@ -127,6 +132,7 @@ class Join:
             self.consumer.stream.wait(self._arrived)
             producer.outputs.hold(released, source.keep, batch.turn)
             offset += source.layout.nbytes
+        slot.arrived.record(self.consumer.stream)
         return self.consumer.run(batch, slot, value)
 
     def close(self) -> None:
