@@ -2,9 +2,9 @@
  * What a driver is: a table of operations that enqueue, record, wait, copy and allocate. No policy.
  *
  * Every operation takes the device whose memory, stream or event it touches; the driver makes that device current for
- * the call where the call needs it, and leaves the caller's current device as it was. Each fallible operation returns XD_OK or a negative status
- * with *err filled (status, the native code, operation, sentence). Handles come from the same driver.
- * Operations may be called from any thread.
+ * the call where the call needs it, and leaves the caller's current device as it was. Each fallible operation returns
+ * XD_OK or a negative status with *err filled (status, the native code, operation, sentence). Handles come from the same
+ * driver. Operations may be called from any thread.
  */
 #ifndef XDEV_DRIVER_H
 #define XDEV_DRIVER_H

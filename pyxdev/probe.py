@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,11 +39,18 @@ class Speed:
 
 
 class _Tools(ExitStack):
-    """Closes what it opened, links first: they wait for their copies."""
+    """Closes what it opened, once nothing uses it any more: a step that failed leaves others running."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
+        self._streams: list[Stream] = []
+
+    def __exit__(self, *exc: Any) -> Literal[False]:
+        for stream in self._streams:
+            _come_to_rest(stream)
+        super().__exit__(*exc)
+        return False
 
     def buffer(self, device: int, nbytes: int) -> Buffer:
         buffer = self.runtime.buffer(device, nbytes)
@@ -53,6 +60,7 @@ class _Tools(ExitStack):
     def stream(self, device: int) -> Stream:
         stream = self.runtime.stream(device)
         self.callback(stream.close)
+        self._streams.append(stream)
         return stream
 
     def event(self) -> Event:
@@ -78,6 +86,19 @@ class _Tools(ExitStack):
         self.runtime.host_access(buffer.address, buffer.nbytes, write=False)
         with memoryview(buffer) as view:
             return np.frombuffer(view, np.uint8).copy()
+
+
+def _come_to_rest(stream: Stream) -> None:
+    """Waits for what is queued, not for ever: what hangs is given up, and what fails twice has stopped.
+
+    A link waits for its own copies when it is closed.
+    """
+    for _ in range(2):
+        try:
+            stream.synchronize(PATIENCE)
+            return
+        except Error:
+            continue
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

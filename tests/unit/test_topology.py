@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +14,11 @@ from typing import Any, cast
 import pytest
 from checked import fault, machine
 
-from pyxdev import topology, verdicts
-from pyxdev._native import Runtime
+from pyxdev import probe, topology, verdicts
+from pyxdev._native import FaultDriver, Runtime
 from pyxdev.backends import sim
 from pyxdev.checks.child import Session
-from pyxdev.errors import NoPeerAccess
+from pyxdev.errors import DriverError, NoPeerAccess
 from pyxdev.probe import Speed
 from pyxdev.settings import HostStage
 from pyxdev.topology import Pair, choose, crossover
@@ -169,6 +170,50 @@ def test_forced_waits_are_not_probed() -> None:
     with Runtime(sim.driver(machine()), force_sync=True) as runtime:
         assert choose(runtime, 0, 1, AUTO).waits == "not tried"
         assert runtime.force_sync
+
+
+# ---- a probe that fails half way -------------------------------------------------------------------------------------
+
+
+PROBES: dict[str, Callable[[Runtime], Any]] = {
+    "verify": lambda runtime: probe.verify(runtime, 0, 1),
+    "waits": lambda runtime: probe.waits(runtime, 0, 1),
+    "leg": lambda runtime: probe.leg(runtime, 0, 1),
+    "speeds": lambda runtime: probe.speeds(runtime, 0, 1, direct=True),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_nothing_is_closed_while_a_stream_may_use_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever driver call fails. The vendors' own frees wait, and simulated ones do too; ours must not need that."""
+    idle: list[bool] = []
+    reached: list[bool] = []
+
+    class Watched(probe._Tools):
+        def callback(self, close: Any, *args: Any, **options: Any) -> Any:
+            def closing() -> None:
+                reached.append(fault.calls >= at)
+                fault.arm(0)
+                idle.extend(stream.idle() for stream in self._streams if not stream.closed)
+                close(*args, **options)
+
+            return super().callback(closing)
+
+    monkeypatch.setattr(probe, "_Tools", Watched)
+    monkeypatch.setattr(probe, "VERIFIED", ((70_000, 0xA5),))
+    monkeypatch.setattr(probe, "REPEATS", 1)
+    for at in itertools.count(1):
+        reached.clear()
+        fault = FaultDriver(sim.driver(machine()))
+        with Runtime(fault) as runtime:
+            fault.arm(at)
+            with suppress(DriverError):
+                PROBES[name](runtime)
+            assert not runtime.live().any(), f"call {at} left {runtime.live()}"
+        assert all(idle), f"call {at} failed, and something was closed in use"
+        if reached and not reached[0]:
+            break
+    assert at > 20
 
 
 # ---- the crossover ---------------------------------------------------------------------------------------------------
