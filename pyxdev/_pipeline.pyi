@@ -62,7 +62,7 @@ class Slot:
 
     arrived: recorded by whoever filled it. free: recorded by the stage when it is done with it, which is also when its
     outputs are there. Both are events of the microbatch that uses it, or used it last. views: what the adapter made of
-    the memory, by layout.
+    the memory, graphs: what was captured over it, both by layout.
     """
 
     buffer: Buffer | None
@@ -74,6 +74,8 @@ class Slot:
         """never: an event that is not recorded."""
     @property
     def views(self) -> dict[Any, Any]: ...
+    @property
+    def graphs(self) -> dict[Any, Any]: ...
     def borrow(self, free: Lease) -> None:
         """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
 
@@ -81,9 +83,12 @@ class Blocks:
     """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
     that reader, so memory that comes back may be written by the stage's stream at once."""
 
+    instead: Callable[[int, int], Lease] | None  # asked in place of find(), while it is there
     def __init__(self, runtime: Runtime, device: int, leaving: Any) -> None: ...
     def take(self, turn: int, nbytes: int) -> Lease:
         """A buffer of at least nbytes for microbatch `turn`, for as long as the lease is kept."""
+    def find(self, turn: int, nbytes: int) -> Lease:
+        """take(), as it is without `instead`."""
     @property
     def nbytes(self) -> int: ...
     def close(self) -> None:

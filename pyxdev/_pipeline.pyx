@@ -89,10 +89,11 @@ cdef class Slot:
     cdef public Event arrived
     cdef public Event free
     cdef readonly dict views
+    cdef readonly dict graphs
     cdef Lease lent
 
     def __init__(self, Event never not None):
-        self.arrived, self.free, self.views = never, never, {}
+        self.arrived, self.free, self.views, self.graphs = never, never, {}, {}
 
     def borrow(self, Lease free not None):
         self.lent, self.free = free, free.item
@@ -104,11 +105,15 @@ cdef class Blocks:
     cdef object leaving
     cdef list made
     cdef list unused  # a lease that ends puts its buffer back here
+    cdef public object instead
 
     def __init__(self, Runtime runtime not None, int device, leaving):
         self.runtime, self.device, self.leaving, self.made, self.unused = runtime, device, leaving, [], []
 
     cpdef Lease take(self, turn, uint64_t nbytes):
+        return self.find(turn, nbytes) if self.instead is None else self.instead(turn, nbytes)
+
+    cpdef Lease find(self, turn, uint64_t nbytes):
         cdef Buffer buffer
         cdef Py_ssize_t index
         for index in range(len(self.unused) - 1, -1, -1):

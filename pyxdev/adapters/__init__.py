@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pyxdev._native import Runtime
-from pyxdev.adapters.activation import Activation, Joined, Layouts, Value
+from pyxdev.adapters.activation import Activation, Joined, Layout, Layouts, Value
 from pyxdev.adapters.adapter import Adapter, Source, Stopped
 from pyxdev.errors import InvalidArgument, Unsupported
 
-__all__ = ["NAMES", "Activation", "Adapter", "Joined", "Layouts", "Source", "Stopped", "Value", "choose", "make"]
+__all__ = [
+    "NAMES", "Activation", "Adapter", "Joined", "Layout", "Layouts", "Source", "Stopped", "Value", "choose", "make",
+]  # fmt: skip
 
 NAMES = ("auto", "numpy", "torch", "raw")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyxdev._native import Event, Runtime, Stream
@@ -32,6 +33,7 @@ class Adapter(Protocol):
     """One for each stage."""
 
     name: str
+    uncapturable: str  # why no stage of it can be captured as a graph; "": they can
 
     def is_array(self, leaf: Any) -> bool:
         """Whether this leaf of an activation is an array; everything else is a plain value."""
@@ -51,6 +53,13 @@ class Adapter(Protocol):
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage's function on the stage's stream; its input is in the slot. Raises Stopped after it has told
         the stage of the function's exception."""
+
+    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
+        """What run() does for the microbatch of this turn, while the stage's stream captures. Raises what the stage's
+        function raises."""
+
+    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+        """Where the memory of a capture comes from, besides the stage's blocks; gives what keeps it alive."""
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
         """The output of the last stage, which is complete, as the caller's own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from pyxdev._native import Array
 from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter, dtype_name
-from pyxdev.errors import InvalidArgument
+from pyxdev.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from pyxdev.executor.results import Fetch
@@ -46,6 +47,7 @@ class NumpyAdapter(ArrayAdapter):
     """See the module's docstring. Simulated devices only."""
 
     name = "numpy"
+    uncapturable = "NumPy functions run on the host, so there is nothing to capture"
     LIMIT = 4096  # learned outputs kept
 
     def __init__(self, layouts: Layouts) -> None:
@@ -153,6 +155,12 @@ class NumpyAdapter(ArrayAdapter):
             writes=[(address, nbytes) for _, address, nbytes in writes],
             failed=partial(stage.report, batch),
         )
+
+    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
+        raise Unsupported(self.uncapturable)
+
+    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+        raise Unsupported(self.uncapturable)
 
     # ---- inside kernels ----
 

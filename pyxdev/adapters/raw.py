@@ -6,6 +6,7 @@ Everything else (its input, memory of its own, what it keeps a reference to) is 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import Array
@@ -27,6 +28,7 @@ class RawAdapter(ArrayAdapter):
     kept until the caller's own work on them is done."""
 
     name = "raw"
+    uncapturable = ""
 
     def __init__(self, layouts: Layouts) -> None:
         super().__init__(layouts)
@@ -36,16 +38,41 @@ class RawAdapter(ArrayAdapter):
     # ---- the stage ----
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
-        raw = self._raw = self._raw or RawStage(stage.stream, stage.blocks, stage.index)
-        raw.turn = batch.turn
+        raw = self._at(stage, batch.turn)
         arrays: list[Any] = []
         plain: list[Any] = []
         try:
-            structure = flatten(stage.fn(raw, self._input(stage, slot, incoming)), _is_array, arrays, plain)
-            _check(stage, arrays)
+            structure = self._call(stage, raw, slot, incoming, arrays, plain)
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
+        return self._outgoing(stage, raw, structure, arrays, plain)
+
+    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
+        raw = self._at(stage, turn)
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        structure = self._call(stage, raw, slot, incoming, arrays, plain)
+        return self._outgoing(stage, raw, structure, arrays, plain)
+
+    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _at(self, stage: BoundStage, turn: int) -> RawStage:
+        raw = self._raw = self._raw or RawStage(stage.stream, stage.blocks, stage.index)
+        raw.turn = turn
+        return raw
+
+    def _call(
+        self, stage: BoundStage, raw: RawStage, slot: Slot, incoming: Value, arrays: list[Any], plain: list[Any]
+    ) -> Any:
+        structure = flatten(stage.fn(raw, self._input(stage, slot, incoming)), _is_array, arrays, plain)
+        _check(stage, arrays)
+        return structure
+
+    def _outgoing(
+        self, stage: BoundStage, raw: RawStage, structure: Any, arrays: list[Any], plain: list[Any]
+    ) -> Activation:
         layout = self._likely
         if layout is None or not layout.fits(structure, arrays):
             layout = self._likely = self._layouts.of(structure, tuple([self.spec(leaf) for leaf in arrays]))

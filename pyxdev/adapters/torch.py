@@ -11,8 +11,8 @@ cache, the static output of a captured graph) they are cloned first, in stream o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +43,13 @@ class TorchAdapter:
     on the last stage's device, ordered on his current stream."""
 
     name = "torch"
+    uncapturable = "" if hasattr(torch.cuda, "use_mem_pool") else "this torch has no memory pools; 2.5 and later have"
 
     def __init__(self, layouts: Layouts) -> None:
         self._layouts = layouts
         self._specs: dict[tuple[Any, Any], Spec] = {}
         self._stream: Any = None  # torch's view of the stage's stream
+        self._pool: Any = None  # for the memory of captured graphs
         self._theirs: dict[tuple[int, int], Stream] = {}  # streams of the caller, by device and handle
         self._ready: Event | None = None
 
@@ -106,18 +108,34 @@ class TorchAdapter:
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         views = slot.views.get(incoming.layout) or self._make_views(stage, slot, incoming)
-        arrays: list[Any] = []
-        plain: list[Any] = []
         try:
-            with self._current(stage):
-                # Not a name in this frame may refer to the outputs when _own() counts who does.
-                structure = flatten(self._call(stage, views, incoming), self._is_tensor, arrays, plain)
-                specs = tuple([self._own(stage, arrays, n) for n in range(len(arrays))])
-            if views.uses != _count(views.memory):
-                raise InvalidArgument("kept a tensor of its input, whose memory serves the next ones; keep a clone()")
+            return self._queue(stage, views, incoming)
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
+
+    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
+        return self._queue(stage, slot.views[incoming.layout], incoming)
+
+    @contextmanager
+    def memory(self, stage: BoundStage) -> Iterator[Any]:
+        """A pool of torch's allocator that nothing else uses. The graphs of a stage share it: they run one after the
+        other, and the outputs of each are kept."""
+        with self._current(stage):
+            if self._pool is None:
+                self._pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self._pool, device=torch.device("cuda", stage.device)):
+                yield self._pool
+
+    def _queue(self, stage: BoundStage, views: Views, incoming: Value) -> Activation:
+        arrays: list[Any] = []
+        plain: list[Any] = []
+        with self._current(stage):
+            # Not a name in this frame may refer to the outputs when _own() counts who does.
+            structure = flatten(self._call(stage, views, incoming), self._is_tensor, arrays, plain)
+            specs = tuple([self._own(stage, arrays, n) for n in range(len(arrays))])
+        if views.uses != _count(views.memory):
+            raise InvalidArgument("kept a tensor of its input, whose memory serves the next ones; keep a clone()")
         layout = self._layouts.of(structure, specs)
         spans = [
             (offset, tensor.data_ptr(), spec.nbytes)
@@ -166,7 +184,7 @@ class TorchAdapter:
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
         """Clones, so that the memory belongs to the caller's stream, as torch's allocator sees it."""
-        tensors = [tensor.clone() for tensor in output.keep]
+        tensors = [tensor.clone() for tensor in self._tensors(stage, output)]
         if tensors:
             released = stage.outputs.reader()
             try:
@@ -177,7 +195,17 @@ class TorchAdapter:
             stage.outputs.hold(released, output.keep, NEVER)
         return build(output.layout.structure, iter(tensors), iter(output.value.values()))
 
+    def _tensors(self, stage: BoundStage, output: Activation) -> list[Any]:
+        if isinstance(output.keep, list):
+            return output.keep
+        layout = output.layout  # a copy of what a graph has written
+        memory = Array(
+            stage.runtime, stage.device, output.keep.item.address, (layout.nbytes,), "uint8", owner=output.keep
+        )
+        return Views(from_dlpack(memory), layout.offsets, layout.specs).tensors
+
     def close(self) -> None:
+        self._pool = None
         for stream in self._theirs.values():
             stream.close()
         if self._ready is not None:

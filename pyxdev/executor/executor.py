@@ -50,6 +50,9 @@ class Executor:
     watchdog: seconds without progress after which whoever waits logs where the oldest microbatch is, once for each
         stall; None: never.
     adapter: what arrays are to the stages: "numpy" (simulated devices), "torch", "raw" (pyxdev Arrays), or "auto".
+    graph: whether what a stage queues is captured as a graph, once for each slot and layout of its input, and from then
+        on queued by one call: "on"; "auto", where a trial gives the bits of the stage itself; or "off". For stages
+        whose work follows from their inputs alone: a graph repeats what was captured, and Python does not run again.
     runtime: a runtime that stays yours; without one the executor opens its own, for `backend` and `machine`.
     host_stage, gate, tile_mb, force_sync: see the settings; what is not given comes from the runtime or the
         environment.
@@ -66,6 +69,7 @@ class Executor:
         depth: int | str = "auto",
         watchdog: float | None = 10.0,
         adapter: str = "auto",
+        graph: str = "off",
         runtime: Runtime | None = None,
         backend: str | None = None,
         machine: Mapping[str, Any] | str | None = None,
@@ -83,6 +87,7 @@ class Executor:
         self._turn = 0
         self._blocked_in_result = 0.0
         declared = planning.check_stages(stages)
+        planning.check_graph(graph, "graph")
         self._limit = planning.bound(in_flight, "in_flight", planning.automatic_in_flight(len(declared)))
         watch = planning.patience(watchdog)
         changed = {"host_stage": host_stage, "gate": gate, "tile_mb": tile_mb}
@@ -94,7 +99,7 @@ class Executor:
             else:
                 settings = _changed(runtime, changed, backend=backend, machine=machine, force_sync=force_sync)
             self._runtime = runtime
-            self._line = Line(stack, runtime, settings, devices, declared, self._limit, depth, adapter, watch)
+            self._line = Line(stack, runtime, settings, devices, declared, self._limit, depth, adapter, watch, graph)
             # Nothing in it refers to the executor, so it is also closed when the executor is collected, and before the
             # interpreter takes modules apart.
             self._closing = weakref.finalize(self, stack.pop_all().close)

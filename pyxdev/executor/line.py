@@ -30,7 +30,7 @@ class Line:
 
     def __init__(
         self, stack: ExitStack, runtime: Runtime, settings: Settings, devices: Iterable[int], declared: list[Stage],
-        in_flight: int, depth: int | str, adapter: str, watchdog: float,
+        in_flight: int, depth: int | str, adapter: str, watchdog: float, graph: str,
     ) -> None:  # fmt: skip
         self.in_flight = in_flight
         self.depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, in_flight))
@@ -45,7 +45,7 @@ class Line:
             slots = planning.slots(self.depth, sources, n, in_flight) if depth == "auto" else self.depth
             bound = BoundStage(
                 runtime, stage, n, device, in_flight, slots, depth == "auto", sources,
-                max(1, sum(read.count(n) for read in wired)), adapters.make(name, layouts), self.leaving,
+                max(1, sum(read.count(n) for read in wired)), adapters.make(name, layouts), self.leaving, graph,
             )  # fmt: skip
             self.stages.append(stack.enter_context(closing(bound)))
         self.first, self.last = self.stages[0], self.stages[-1]

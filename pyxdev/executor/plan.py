@@ -13,6 +13,7 @@ from pyxdev.errors import InvalidArgument
 MOST_IN_FLIGHT = 4096
 # Slots of a hop: with stage times that vary by 30 %, 1, 2, 3 and 4 slots keep 0.71, 0.93, 0.956 and 0.967 of the rate.
 AUTOMATIC_DEPTH = 4
+GRAPH = ("off", "auto", "on")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Stage:
     name: for messages and traces, and for `inputs` of later stages.
     inputs: the earlier stage whose output is x, by name or number (-1: the one before), or a sequence of several, and x
         is the tuple of their outputs; () for none. None: the one before; for the first stage: what is submitted.
+    graph: "off", "auto" or "on"; None: as the executor's `graph` says.
     """
 
     fn: Callable[..., Any]
@@ -40,10 +42,13 @@ class Stage:
     cost: float | Callable[[Any], float] = 0.0
     name: str | None = None
     inputs: str | int | Sequence[str | int] | None = None
+    graph: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise InvalidArgument(f"a stage's fn is {self.fn!r}; anything callable is allowed")
+        if self.graph is not None:
+            check_graph(self.graph, "a stage's graph")
 
     @property
     def label(self) -> str:
@@ -65,7 +70,8 @@ class LinkPlan:
 @dataclass(frozen=True)
 class StagePlan:
     """One stage. slots: bytes of memory its inputs have so far; outputs: the same for its outputs. inputs: the numbers
-    of the stages that it reads; none for the first."""
+    of the stages that it reads; none for the first. graph: "off", "auto" or "on"; captured: graphs that there are now;
+    eager: why some of its inputs, or all, will not be run by graphs, "" if nothing speaks against it."""
 
     name: str
     device: int
@@ -74,6 +80,9 @@ class StagePlan:
     slots: int
     outputs: int
     inputs: tuple[int, ...]
+    graph: str
+    captured: int
+    eager: str
 
 
 @dataclass(frozen=True)
@@ -207,6 +216,13 @@ def patience(watchdog: Any) -> float:
     if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not watchdog > 0:
         raise InvalidArgument(f"watchdog is {watchdog!r}; seconds above 0 are allowed, or None for none")
     return watchdog
+
+
+def check_graph(value: Any, what: str) -> str:
+    """How stages use graphs."""
+    if value not in GRAPH:
+        raise InvalidArgument(f"{what} is {value!r}; allowed: {', '.join(GRAPH)}")
+    return str(value)
 
 
 def automatic_in_flight(stages: int) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import Any
 
-from pyxdev._native import Buffer, Runtime
+from pyxdev._native import Runtime
 from pyxdev._pipeline import Blocks, Events, Slot
 from pyxdev.errors import OutOfMemory
 
@@ -19,14 +20,15 @@ log = logging.getLogger("pyxdev")
 
 
 class Leaving:
-    """Buffers that were replaced by larger ones, until the microbatches that used them have left the executor."""
+    """Buffers that were replaced by larger ones, and graphs over them, until the microbatches that used them have left
+    the executor."""
 
     def __init__(self, in_flight: int) -> None:
         self._in_flight = in_flight
-        self._buffers: deque[tuple[int, Buffer]] = deque()
+        self._buffers: deque[tuple[int, Any]] = deque()
 
-    def add(self, buffer: Buffer, turn: int) -> None:
-        """buffer was used by microbatches before this turn."""
+    def add(self, buffer: Any, turn: int) -> None:
+        """buffer was used by microbatches before this turn; its close() is called."""
         self._buffers.append((turn, buffer))
 
     def sweep(self, turn: int) -> None:
@@ -80,19 +82,25 @@ class Slots:
             buffer = self._runtime.buffer(self._device, max(nbytes, slot.nbytes + slot.nbytes // 2), managed=True)
         except OutOfMemory:
             buffer = self._runtime.buffer(self._device, nbytes, managed=True)
-        if slot.buffer is not None:
-            self._leaving.add(slot.buffer, turn)
-        slot.views.clear()
+        self._let_go(slot, turn)
         slot.buffer, slot.address, slot.nbytes = buffer, buffer.address, buffer.nbytes
 
     def _give_up(self, slot: Slot, turn: int, nbytes: int) -> None:
         self.ring.remove(slot)
-        if slot.buffer is not None:
-            self._leaving.add(slot.buffer, turn)
+        self._let_go(slot, turn)
         log.warning(
             "device %d has no room for another slot of %d bytes: %d instead of %d in use",
             self._device, nbytes, len(self.ring), len(self.ring) + 1,
         )  # fmt: skip
+
+    def _let_go(self, slot: Slot, turn: int) -> None:
+        """Its memory, and what was made of it, after the microbatches before this turn."""
+        for graph in slot.graphs.values():
+            self._leaving.add(graph, turn)
+        slot.graphs.clear()
+        slot.views.clear()
+        if slot.buffer is not None:
+            self._leaving.add(slot.buffer, turn)
 
     def _too_deep(self, nbytes: int, error: OutOfMemory) -> OutOfMemory:
         fits = sum(slot.nbytes >= nbytes for slot in self.ring)
@@ -109,6 +117,9 @@ class Slots:
 
     def close(self) -> None:
         for slot in self.ring:
+            for graph in slot.graphs.values():
+                graph.close()
+            slot.graphs.clear()
             slot.views.clear()
             if slot.buffer is not None:
                 slot.buffer.close()

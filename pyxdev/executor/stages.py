@@ -15,6 +15,7 @@ from typing import Any
 from pyxdev._native import Event, Link, Runtime, Stream
 from pyxdev._pipeline import Outputs, deliver, send
 from pyxdev.adapters import Activation, Adapter, Joined, Layouts, Value
+from pyxdev.executor.graphs import Graphs
 from pyxdev.executor.plan import Stage, StagePlan
 from pyxdev.executor.slots import Blocks, Leaving, Slot, Slots
 from pyxdev.executor.tickets import Microbatch, stage_error
@@ -25,9 +26,10 @@ class BoundStage:
 
     def __init__(
         self, runtime: Runtime, stage: Stage, index: int, device: int, in_flight: int, depth: int, shrinks: bool,
-        inputs: tuple[int, ...], readers: int, adapter: Adapter, leaving: Leaving,
+        inputs: tuple[int, ...], readers: int, adapter: Adapter, leaving: Leaving, graph: str,
     ) -> None:  # fmt: skip
-        """inputs: the numbers of the stages that it reads. readers: how many stages read its outputs."""
+        """inputs: the numbers of the stages that it reads. readers: how many stages read its outputs.
+        graph: as the executor's, where the stage has none of its own."""
         self.runtime = runtime
         self.fn = stage.fn
         self.out = stage.out
@@ -46,12 +48,15 @@ class BoundStage:
         self.outputs = Outputs(self.stream, in_flight, depth * readers)
         self.kept = False  # whether others than the next stage read the outputs
         self.output: Any = None  # the last Activation, if kept
+        self.graph = stage.graph or graph
+        self.graphs = None if self.graph == "off" else Graphs(self, self.graph, leaving)
+        self._work = self.graphs.run if self.graphs else adapter.run
 
     def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
         self.stream.wait(slot.arrived)
         self.outputs.settle(batch.turn)
-        outgoing = self.adapter.run(self, batch, slot, incoming)
+        outgoing = self._work(self, batch, slot, incoming)
         self.leave(batch, slot)
         outgoing.ready = slot.free
         if self.kept:
@@ -73,7 +78,8 @@ class BoundStage:
     def plan(self) -> StagePlan:
         return StagePlan(
             self.name, self.device, self.adapter.name, len(self.slots.ring), self.slots.nbytes, self.blocks.nbytes,
-            self.inputs,
+            self.inputs, self.graph, sum(len(slot.graphs) for slot in self.slots.ring),
+            self.graphs.eager if self.graphs else "",
         )  # fmt: skip
 
     def close(self) -> None:
