@@ -155,7 +155,7 @@ def shrunk_ring(seed: int, checked: bool) -> bool:
     options = {"depth": 4, "in_flight": 8, "host_stage": "1", "graph": "on", "adapter": "raw", "machine": simulated}
     with Executor([0, 1], [Stage(stages[0]), Stage(stages[1], graph="off")], **options) as pipeline:
         del pipeline._line.first.slots.ring[1:]
-        xs = [{"a": np.full(20_000, i, np.float32), "n": 5} for i in range(24)]
+        xs = [{"a": np.full(300_000, i, np.float32), "n": 5} for i in range(16)]
         got = [ticket.result()["a"].numpy() for ticket in [pipeline.submit(x) for x in xs]]
         assert captured(pipeline) == [1, 0]
     return all(np.array_equal(y, stages[1].by_hand(stages[0].by_hand(x))["a"]) for x, y in zip(xs, got, strict=True))
@@ -165,7 +165,7 @@ def test_a_graph_waits_until_its_outputs_are_not_needed(monkeypatch: pytest.Monk
     """And would overwrite what is still being copied if it did not."""
     assert all(shrunk_ring(seed, True) for seed in range(4))
     monkeypatch.setattr(Captured, "fits", lambda self, incoming: self._free.append(None) is None)
-    assert not all(shrunk_ring(seed, False) for seed in range(4))
+    assert not all(shrunk_ring(seed, False) for seed in range(8))
 
 
 def test_slots_that_grow_are_captured_anew() -> None:
