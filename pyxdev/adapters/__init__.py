@@ -1,56 +1,135 @@
-"""What a stage sees and returns: NumPy arrays, torch tensors or pyxdev Arrays."""
+"""What a stage sees and returns: arrays of NumPy, torch, CuPy, numba or cuda.core, or pyxdev's own."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from pyxdev._native import Runtime
 from pyxdev.adapters.activation import Activation, Joined, Layout, Layouts, Value
 from pyxdev.adapters.adapter import Adapter, Source, Stopped
-from pyxdev.errors import InvalidArgument, Unsupported
+from pyxdev.errors import BackendUnavailable, InvalidArgument, Unsupported
 
 __all__ = [
     "NAMES", "Activation", "Adapter", "Joined", "Layout", "Layouts", "Source", "Stopped", "Value", "choose", "make",
 ]  # fmt: skip
 
-NAMES = ("auto", "numpy", "torch", "raw")
+
+class Known(NamedTuple):
+    """An adapter: where it is, what must be imported for it, the extra that installs that, where it runs."""
+
+    module: str
+    kind: str
+    needs: tuple[str, ...]
+    extra: str
+    backends: tuple[str, ...]
 
 
-def choose(name: str, runtime: Runtime, fns: list[Callable[..., Any]]) -> str:
-    """The adapter's name for "auto": "numpy" on simulated devices, else "torch" if it is imported or a stage is one of
-    its modules, else "raw".
+_GPUS = ("cuda", "hip")
+_KNOWN = {
+    "numpy": Known("numpy", "NumpyAdapter", (), "", ("sim",)),
+    "torch": Known("torch", "TorchAdapter", ("torch",), "torch", _GPUS),
+    "cupy": Known("cupy", "Cupy", ("cupy",), "cupy", _GPUS),
+    "numba": Known("numba", "Numba", ("numba.cuda",), "numba", ("cuda",)),
+    "cuda.core": Known("cuda_core", "CudaCore", ("cuda.core", "cuda.bindings"), "cuda-core", ("cuda",)),
+    "raw": Known("raw", "RawAdapter", (), "", ("sim", *_GPUS)),
+}
+_LIBRARIES = ("cupy", "numba", "cuda.core")  # those of library.py
+NAMES = ("auto", *_KNOWN)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def choose(name: str, runtime: Runtime, fn: Callable[..., Any]) -> str:
+    """The adapter's name for "auto": "numpy" on simulated devices. Elsewhere fn(stage, x) is for "numba" or "cuda.core"
+    if its code names one of them, else "raw"; fn(x) is for "torch" or "cupy", whichever it is from or its code names,
+    else whichever is imported, else "raw".
 
     Raises InvalidArgument for a name that is none, Unsupported for one that the backend cannot serve.
     """
     if name not in NAMES:
         raise InvalidArgument(f"adapter is {name!r}; allowed: {', '.join(NAMES)}")
     if name == "auto":
-        if runtime.backend == "sim":
-            return "numpy"
-        return "torch" if "torch" in sys.modules or any(_is_torch_module(fn) for fn in fns) else "raw"
-    if name == "numpy" and runtime.backend != "sim":
-        raise Unsupported(f"the numpy adapter runs on simulated devices only, not on {runtime.backend}")
-    if name == "torch" and runtime.backend == "sim":
-        raise Unsupported("the torch adapter needs CUDA or HIP devices; simulated ones take numpy or raw")
+        return "numpy" if runtime.backend == "sim" else _told_by(fn, runtime.backend)
+    if not _runs_on(name, runtime.backend):
+        fit = [other for other in _KNOWN if _runs_on(other, runtime.backend)]
+        raise Unsupported(f"the {name} adapter does not run on {runtime.backend} devices; these do: {', '.join(fit)}")
     return name
 
 
-def _is_torch_module(fn: object) -> bool:
-    return any(base.__module__.partition(".")[0] == "torch" for base in type(fn).__mro__)
+def _told_by(fn: Callable[..., Any], backend: str) -> str:
+    takes_stage = _takes_stage(fn)
+    fits = [name for name in (("numba", "cuda.core") if takes_stage else ("torch", "cupy")) if _runs_on(name, backend)]
+    named = {_library_of(thing) for thing in _looked_at(fn)}
+    told = [name for name in fits if name in named] or [
+        name for name in fits if name in sys.modules and not takes_stage
+    ]
+    return told[0] if told else "raw"
+
+
+def _runs_on(name: str, backend: str) -> bool:
+    return backend in _KNOWN[name].backends
+
+
+def _looked_at(fn: Any) -> Iterator[Any]:
+    """What tells the library of a stage: its type, and what its code refers to."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    yield fn
+    call = fn if inspect.isroutine(fn) else type(fn).__call__
+    yield getattr(call, "__self__", None)
+    call = inspect.unwrap(getattr(call, "__func__", call))
+    code = getattr(call, "__code__", None)
+    if code is not None:
+        yield from (call.__globals__[name] for name in code.co_names if name in call.__globals__)
+        yield from (cell.cell_contents for cell in call.__closure__ or () if _is_set(cell))
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _library_of(thing: Any) -> str:
+    """The adapter for a module, or for an object whose type is of a library."""
+    modules = [thing.__name__] if isinstance(thing, ModuleType) else [base.__module__ for base in type(thing).__mro__]
+    if callable(thing) and not isinstance(thing, ModuleType):
+        modules.append(getattr(thing, "__module__", None) or "")
+    for name in ("torch", *_LIBRARIES):
+        if any(module == name or module.startswith(f"{name}.") for module in modules):
+            return name
+    return ""
+
+
+def _takes_stage(fn: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    wanted = [one for one in parameters if one.kind in _POSITIONAL and one.default is one.empty]
+    return len(wanted) == 2
 
 
 def make(name: str, layouts: Layouts) -> Adapter:
-    """An adapter for one stage. name: as choose() gives it."""
-    if name == "numpy":
-        from pyxdev.adapters.numpy import NumpyAdapter
+    """An adapter for one stage. name: as choose() gives it. Raises BackendUnavailable if its library is missing."""
+    known = _KNOWN[name]
+    for needed in known.needs:
+        try:
+            import_module(needed)
+        except ImportError as error:
+            raise BackendUnavailable(
+                f"the {name} adapter needs {needed}: pip install 'pyxdev[{known.extra}]' ({error})"
+            ) from error
+    kind = getattr(import_module(f"pyxdev.adapters.{known.module}"), known.kind)
+    if name in _LIBRARIES:
+        from pyxdev.adapters.library import LibraryAdapter
 
-        return NumpyAdapter(layouts)
-    if name == "torch":
-        from pyxdev.adapters.torch import TorchAdapter
-
-        return TorchAdapter(layouts)
-    from pyxdev.adapters.raw import RawAdapter
-
-    return RawAdapter(layouts)
+        return LibraryAdapter(name, layouts, kind)
+    adapter: Adapter = kind(layouts)
+    return adapter

@@ -1,46 +1,95 @@
-"""The arrays of raw and NumPy stages: pyxdev Arrays on devices, NumPy arrays on the host."""
+"""What an adapter answers about arrays: pyxdev Arrays and those of libraries on devices, NumPy arrays on the host."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Runtime
-from pyxdev.adapters.activation import Layouts, Spec
+from pyxdev._native import HOST, Array, Event, Runtime
+from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
 from pyxdev.adapters.adapter import Source
-from pyxdev.errors import InvalidArgument
+from pyxdev.adapters.interface import Streams, describe, device_of, has_interface, kind_of
+from pyxdev.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from pyxdev.executor.slots import Slot
+    from pyxdev.executor.stages import BoundStage
 
 
 class ArrayAdapter:
-    """What an adapter answers about arrays, and nothing about stages."""
+    """The part of an adapter that no stage matters to."""
+
+    uncapturable = ""
 
     def __init__(self, layouts: Layouts) -> None:
         self._layouts = layouts
+        self._streams = Streams()
+        self._ready: Event | None = None
 
     def is_array(self, leaf: Any) -> bool:
-        return isinstance(leaf, Array) or hasattr(leaf, "__array_interface__")
+        return isinstance(leaf, Array) or hasattr(leaf, "__array_interface__") or has_interface(leaf)
 
     def spec(self, leaf: Any) -> Spec:
-        if not isinstance(leaf, Array):
-            return host_spec(leaf)
-        if not leaf.contiguous:
-            raise InvalidArgument(f"{leaf!r} has strides {leaf.strides}; only contiguous arrays can be sent")
-        return Spec(leaf.shape, leaf.dtype, leaf.nbytes)
+        if isinstance(leaf, Array):
+            if not leaf.contiguous:
+                raise InvalidArgument(f"{leaf!r} has strides {leaf.strides}; only contiguous arrays can be sent")
+            return Spec(leaf.shape, leaf.dtype, leaf.nbytes)
+        if self.device(leaf) == HOST:
+            return host_spec(_on_host(leaf))
+        found = describe(leaf)
+        if not found.dense:
+            raise InvalidArgument(f"a {kind_of(leaf)} with gaps or in another order cannot be sent; C order can")
+        return found.spec
 
     def device(self, leaf: Any) -> int:
-        return leaf.device if isinstance(leaf, Array) else HOST
+        if isinstance(leaf, Array):
+            return leaf.device
+        return HOST if hasattr(leaf, "__array_interface__") else device_of(leaf)
 
     def write(self, leaf: Any, memory: Any) -> None:
+        leaf = _on_host(leaf)
         np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
 
     def source(self, runtime: Runtime, leaf: Any) -> Source:
-        if leaf.runtime is not runtime:
-            raise InvalidArgument(f"{leaf!r} belongs to another runtime")
-        return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
+        """Arrays of libraries are read after what was queued on their stream, which then waits for the copy."""
+        if isinstance(leaf, Array):
+            if leaf.runtime is not runtime:
+                raise InvalidArgument(f"{leaf!r} belongs to another runtime")
+            return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
+        device, found = device_of(leaf), describe(leaf)
+        theirs = self._streams.of(runtime, device, found.stream)
+        if self._ready is None:
+            self._ready = runtime.event()
+        try:
+            self._ready.record(theirs)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"a {kind_of(leaf)} is no array of {runtime.backend} devices, its stream is none of theirs: {error}"
+            ) from error
+        return Source(device, found.address, self._ready, leaf, theirs)
+
+    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
+        raise Unsupported(self.uncapturable)
+
+    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+        raise Unsupported(self.uncapturable)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        self._streams.close()
+        if self._ready is not None:
+            self._ready.close()
+
+
+def _on_host(leaf: Any) -> Any:
+    """A NumPy array, or one of a library that is in host memory."""
+    if hasattr(leaf, "__array_interface__"):
+        return leaf
+    try:
+        return np.from_dlpack(leaf)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"this {kind_of(leaf)} has nothing that NumPy knows: {error}") from error
 
 
 def host_spec(leaf: Any) -> Spec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +19,7 @@ from pyxdev._native import Array
 from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter, dtype_name
-from pyxdev.errors import InvalidArgument, Unsupported
+from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyxdev.executor.results import Fetch
@@ -155,12 +154,6 @@ class NumpyAdapter(ArrayAdapter):
             writes=[(address, nbytes) for _, address, nbytes in writes],
             failed=partial(stage.report, batch),
         )
-
-    def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
-        raise Unsupported(self.uncapturable)
-
-    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
-        raise Unsupported(self.uncapturable)
 
     # ---- inside kernels ----
 

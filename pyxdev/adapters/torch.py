@@ -23,6 +23,7 @@ from pyxdev._native import HOST, Array, Event, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.adapters.arrays import host_spec
+from pyxdev.adapters.interface import Streams
 from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from pyxdev.executor.tickets import Microbatch
 
 NEVER = 1 << 62  # the turn of a reader that is no microbatch
-LEGACY_STREAM = 1  # the handle that stands for torch's default stream, whose own is 0
 
 # How many tensors and other objects use a storage, the one asked included.
 _uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
@@ -50,7 +50,7 @@ class TorchAdapter:
         self._specs: dict[tuple[Any, Any], Spec] = {}
         self._stream: Any = None  # torch's view of the stage's stream
         self._pool: Any = None  # for the memory of captured graphs
-        self._theirs: dict[tuple[int, int], Stream] = {}  # streams of the caller, by device and handle
+        self._streams = Streams()  # of the caller
         self._ready: Event | None = None
 
     # ---- arrays ----
@@ -98,11 +98,7 @@ class TorchAdapter:
         return Source(device, leaf.data_ptr(), self._ready, leaf, theirs)
 
     def _their_stream(self, runtime: Runtime, device: int) -> Stream:
-        handle = torch.cuda.current_stream(device).cuda_stream or LEGACY_STREAM
-        stream = self._theirs.get((device, handle))
-        if stream is None:
-            stream = self._theirs[device, handle] = runtime.adopt_stream(device, handle)
-        return stream
+        return self._streams.of(runtime, device, torch.cuda.current_stream(device).cuda_stream)
 
     # ---- the stage ----
 
@@ -206,8 +202,7 @@ class TorchAdapter:
 
     def close(self) -> None:
         self._pool = None
-        for stream in self._theirs.values():
-            stream.close()
+        self._streams.close()
         if self._ready is not None:
             self._ready.close()
 

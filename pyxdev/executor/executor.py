@@ -49,7 +49,8 @@ class Executor:
     depth: slots of each hop; "auto": 4, fewer where memory is short.
     watchdog: seconds without progress after which whoever waits logs where the oldest microbatch is, once for each
         stall; None: never.
-    adapter: what arrays are to the stages: "numpy" (simulated devices), "torch", "raw" (pyxdev Arrays), or "auto".
+    adapter: what arrays are to the stages: "numpy" (simulated devices), "torch", "cupy", "numba", "cuda.core", "raw"
+        (pyxdev Arrays), or "auto": what a stage is, or its code names.
     graph: whether what a stage queues is captured as a graph, once for each slot and layout of its input, and from then
         on queued by one call: "on"; "auto", where a trial gives the bits of the stage itself; or "off". For stages
         whose work follows from their inputs alone: a graph repeats what was captured, and Python does not run again.

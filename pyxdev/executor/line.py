@@ -36,7 +36,7 @@ class Line:
         self.depth = planning.bound(depth, "depth", min(planning.AUTOMATIC_DEPTH, in_flight))
         wired = planning.wire(declared)
         placed = planning.place(devices, declared, runtime.device_count, runtime.backend)
-        names = [adapters.choose(stage.adapter or adapter, runtime, [one.fn for one in declared]) for stage in declared]
+        names = [adapters.choose(stage.adapter or adapter, runtime, stage.fn) for stage in declared]
         layouts = Layouts()
         self.leaving = stack.enter_context(closing(Leaving(in_flight)))
         self.ends = stack.enter_context(closing(Events(runtime)))

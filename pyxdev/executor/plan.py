@@ -20,9 +20,11 @@ GRAPH = ("off", "auto", "on")
 class Stage:
     """A stage, with more to say about it than its function.
 
-    fn: fn(x) -> y, or fn(stage, x) -> y with the raw adapter; it queues its work on its stage's stream and returns.
+    fn: fn(x) -> y, or fn(stage, x) -> y with the adapters raw, numba and cuda.core; it queues its work on its stage's
+        stream and returns.
     device: the ordinal of its device; None: as the executor's `devices` say.
-    adapter: what arrays are to it: "numpy", "torch", "raw"; None: as the executor's `adapter` says.
+    adapter: what arrays are to it: "numpy", "torch", "cupy", "numba", "cuda.core", "raw"; None: as the executor's
+        `adapter` says.
     out: what the outputs will look like, for stages that run later than they are submitted (NumPy on simulated
         devices): an example of y, or a function of x that returns one, where x has a Spec (shape, dtype) for each array
         and plain values where they are known. Anything with a shape and a dtype will do for an array. None: learned by

@@ -33,6 +33,10 @@ class OnTheHost(TorchAdapter):
     clones = 0
     turn = 0
 
+    def __init__(self, layouts: Any) -> None:
+        super().__init__(layouts)
+        self.theirs: list[Any] = []
+
     @contextmanager
     def _current(self, stage: Any) -> Iterator[None]:
         stage.stream.synchronize()
@@ -60,16 +64,19 @@ class OnTheHost(TorchAdapter):
         return super().run(stage, batch, slot, incoming)
 
     def _their_stream(self, runtime: Runtime, device: int) -> Any:
-        return (
-            self._theirs.setdefault((device, 0), runtime.stream(device))
-            if not self._theirs
-            else self._theirs[device, 0]
-        )
+        if not self.theirs:
+            self.theirs.append(runtime.stream(device))
+        return self.theirs[0]
+
+    def close(self) -> None:
+        for stream in self.theirs:
+            stream.close()
+        super().close()
 
 
 @pytest.fixture(autouse=True)
 def torch_on_simulated_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "choose", lambda name, runtime, fns: "torch")
+    monkeypatch.setattr(adapters, "choose", lambda name, runtime, fn: "torch")
     monkeypatch.setattr(adapters, "make", lambda name, layouts: OnTheHost(layouts))
     OnTheHost.clones = 0
 
