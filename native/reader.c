@@ -5,8 +5,8 @@
 #include "worker.h"
 
 enum {
-    TILES = 32,
-    TILE_BYTES = 1 << 20,
+    TILES = 16,
+    TILE_BYTES = 2 << 20,
     WORKERS = 4,
     STREAMS = 1,
     LARGEST_TILE = 1 << 30 /* below 0x7ffff000, what one read call gives at most */

@@ -310,10 +310,10 @@ typedef struct xd_io {
 } xd_io;
 
 typedef struct xd_reader_options {
-    unsigned tiles;       /* of the pinned ring; 0: 32 */
+    unsigned tiles;       /* of the pinned ring; 0: 16 */
     unsigned workers;     /* how many are expected: each keeps its share of the tiles, one at least; 0: 4 */
     unsigned streams;     /* of a device: the workers take turns; 0: 1 */
-    uint64_t tile_bytes;  /* 0: 1 MiB; a multiple of 4096 if any piece has a direct_fd */
+    uint64_t tile_bytes;  /* 0: 2 MiB; a multiple of 4096 if any piece has a direct_fd */
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
     int verify;           /* 1: keeps a checksum of every upload for xd_reader_verify */
