@@ -53,6 +53,11 @@ def resolve() -> dict[str, int]:
     return found
 
 
+def version() -> tuple[int, int] | None:
+    """(major, minor) of the library in use. Raises BackendUnavailable."""
+    return _version(_load()[0])
+
+
 def _load() -> tuple[ctypes.CDLL, str]:
     tried: list[str] = []
     for path, source in _candidates():

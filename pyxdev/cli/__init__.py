@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pyxdev.errors import Error
 
-COMMANDS = ("devices", "validate", "load", "demo", "bench")
+COMMANDS = ("devices", "validate", "load", "demo", "bench", "report")
 USAGE = 2  # exit code of wrong arguments and of every pyxdev.Error
 INTERRUPTED = 130
 
