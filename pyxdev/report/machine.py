@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
 import re
@@ -79,9 +78,10 @@ def version(backend: str) -> str:
         found = hip.version()
         return f"HIP {found[0]}.{found[1]}" if found else "HIP of an unknown version"
     if backend == "cuda":
-        number = ctypes.c_int()
-        code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-        return f"CUDA {number.value // 1000}.{number.value % 1000 // 10}" if code == 0 else f"error {code}"
+        from cuda.bindings import driver
+
+        code, number = driver.cuDriverGetVersion()
+        return f"CUDA {number // 1000}.{number % 1000 // 10}" if int(code) == 0 else "CUDA of an unknown version"
     return "simulated"
 
 

@@ -176,7 +176,7 @@ def judge(outcome: Outcome, answer: str, log: str, privacy: Privacy) -> None:
         lines = [json.loads(line) for line in answer.splitlines() if line.strip()] if is_rows(answer) else []
         outcome.document = privacy.document(lines or json.loads(answer))
     except json.JSONDecodeError:
-        why = why or "what it printed is not JSON"
+        why = why or (f"exit code {code}" if code else "what it printed is not JSON")
         if answer.strip():
             outcome.files[f"{part.name}.txt"] = privacy.text(answer[-LOG_BYTES:])
     else:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vendor_child import FAKES, ROCM, build_fakes
+from vendor_child import run as run_child
 
 from pyxdev import cli
 from pyxdev.cli import report as command
@@ -171,6 +173,7 @@ def test_an_interrupted_report_leaves_no_archive(tmp_path: Path, monkeypatch: py
         (part(*say("", out='{"a": 1}', code=1)), "ran", "", {"part.json"}),
         (part(*say("no device", out="", code=2)), "failed", "exit code 2: no device", {"part.log"}),
         (part(*say("", out='{"a": 1', code=0)), "failed", "what it printed is not JSON", {"part.txt"}),
+        (part(*say("Error: no", out="", code=1)), "failed", "exit code 1: Error: no", {"part.log"}),
         (part(reason="no second device"), "left out", "no second device", set()),
     ],
 )
@@ -263,6 +266,21 @@ def test_names_come_from_the_machine() -> None:
 
 
 # ---- the machine ----
+
+
+@pytest.mark.parametrize(("backend", "runtime"), [("hip", "HIP 7.15"), ("cuda", "CUDA ")])
+def test_the_machine_with_gpus(backend: str, runtime: str) -> None:
+    """Over the stand-ins for the vendors' libraries."""
+    build_fakes()
+    asked = ["-m", "pyxdev.report.machine", "--backend", backend]
+    told = run_child(
+        f"import runpy; sys.argv = {asked[1:]!r}; runpy.run_module({asked[1]!r}, run_name='__main__')", FAKES, ROCM
+    )
+    found = json.loads(told)
+    assert "error" not in found, found
+    assert found["backend"] == backend and found["runtime"].startswith(runtime)
+    assert [one["pci"] for one in found["devices"]] == ["0000:a0:00.0", "0000:a1:00.0"]
+    assert found["settings"]["async_uploads"] == str(backend == "cuda")
 
 
 def test_what_the_kernel_tells(tmp_path: Path) -> None:
