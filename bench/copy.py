@@ -255,6 +255,32 @@ class Bench:
         gb_s = round(8 * nbytes / seconds / 1e9, 2)
         self.add(f"{path}, both ways", "pyxdev", nbytes, gb_s=gb_s, right=not any(wrong))
 
+    def all_pairs(self, path: str) -> None:
+        """Every ordered pair of the machine at once; GB/s of all together. Two devices have both_ways() only."""
+        devices = range(self.runtime.device_count)
+        if len(devices) < 3:
+            return
+        rig, nbytes = self.rig, min(self.sizes[-1], 16 * MIB)
+        with rig.scope():
+            pairs = [(src, dst) for src in devices for dst in devices if src != dst and path in rig.paths(src, dst)]
+            links = [rig.link(src, dst, path=path, max_bytes=nbytes) for src, dst in pairs]
+            sources = {device: rig.buffer(device, nbytes).address for device in devices}
+            targets = [rig.buffer(dst, nbytes).address for _, dst in pairs]
+            ends = [rig.event() for _ in pairs]
+
+            def once() -> float:
+                begin = self.clock()
+                for _ in range(4):
+                    for (src, _), link, target, end in zip(pairs, links, targets, ends, strict=True):
+                        link.copy(target, sources[src], nbytes, arrived=end)
+                for end in ends:
+                    end.wait()
+                return self.clock() - begin
+
+            seconds = statistics.median([once() for _ in range(4)][1:])
+        gb_s = round(4 * len(pairs) * nbytes / seconds / 1e9, 2)
+        self.add(f"{path}, {len(pairs)} pairs at once", "pyxdev", nbytes, gb_s=gb_s)
+
     def pitched(self, path: str, link: Link) -> None:
         """Some of the rows are looked at."""
         rows, width, pitch = PITCHED
@@ -277,7 +303,7 @@ class Bench:
 
 def measure(part: str, backend: str) -> list[Row]:
     """One child's work. Part "staged" never enables peer access, part "direct" does."""
-    machine = {"device": {"count": 2}} if backend == "sim" else None
+    machine = {"device": {"count": 3}} if backend == "sim" else None
     with backends.open(backend, machine=machine) as runtime:
         if runtime.device_count < 2:
             raise SystemExit(f"bench/copy.py needs two devices; there are {runtime.device_count}")
@@ -301,6 +327,7 @@ def measure(part: str, backend: str) -> list[Row]:
             bench.submit(link, part, (MIB, 12 * MIB, bench.sizes[-1]))
             bench.stream_of_copies(part, ways)
             bench.both_ways(part, link, back)
+            bench.all_pairs(part)
             bench.pitched(part, link)
     return bench.rows
 
@@ -321,7 +348,7 @@ def with_ratios(rows: list[Row]) -> Iterator[Row]:
     limits = {row["method"]: row["gb_s"] for row in rows if row["case"] == "limit"}
     leg = min(limits["down"], limits["up"])
     for row in rows:
-        if row["case"].startswith("staged") and "gb_s" in row:
+        if row["case"].startswith("staged") and "gb_s" in row and "pairs at once" not in row["case"]:
             name, limit = ("leg of four", limits["all four legs"]) if "both ways" in row["case"] else ("leg", leg)
             row |= {"limit": name, "limit_gb_s": limit, "ratio": round(row["gb_s"] / limit, 3)}
         for peer in ("driver", "cuMemcpyPeerAsync"):
