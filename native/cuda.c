@@ -694,6 +694,17 @@ static int cuda_launch(xd_driver *driver, int device, void *stream, const xd_ker
     return leave(&in, code, "cuLaunchHostFunc", err);
 }
 
+static int cuda_call(xd_driver *driver, int device, void (*run)(void *arg), void *arg, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "stream_call", err);
+    if (status != XD_OK)
+        return status;
+    run(arg);
+    restore(&in);
+    return XD_OK;
+}
+
 /* ---- graphs ---- */
 
 static int cuda_capture_begin(xd_driver *driver, int device, void *stream, xd_error *err)
@@ -792,6 +803,7 @@ int xd_cuda_create(xd_driver **out, const xd_symbol *symbols, size_t count, xd_e
         .copy = cuda_copy,
         .fill = cuda_fill,
         .launch = cuda_launch,
+        .call = cuda_call,
         .settle = cuda_settle,
         .capture_begin = cuda_capture_begin,
         .capture_end = cuda_capture_end,

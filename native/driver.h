@@ -64,6 +64,8 @@ struct xd_driver {
     /* on: the calling thread is about to make many calls for this device, and keeps it current until the same call with
        on = 0 puts back what was before. Default: nothing. */
     int (*settle)(xd_driver *driver, int device, int on, xd_error *err);
+    /* Calls run(arg), which is the caller's, with the device current. Default: calls it. */
+    int (*call)(xd_driver *driver, int device, void (*run)(void *arg), void *arg, xd_error *err);
 
     /* -- graphs, optional: all or none; NULL means XD_UNSUPPORTED -- */
     /* What the calling thread queues on the stream is recorded from now on. Calls of other threads are not affected. */

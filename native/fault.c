@@ -86,6 +86,8 @@ FALLIBLE(event_wait, (xd_driver * driver, int device, void *event, uint64_t time
 FALLIBLE(host_access, (xd_driver * driver, const void *address, uint64_t bytes, int write, xd_error *err), address,
          bytes, write, err)
 FALLIBLE(settle, (xd_driver * driver, int device, int on, xd_error *err), device, on, err)
+FALLIBLE(call, (xd_driver * driver, int device, void (*run)(void *arg), void *arg, xd_error *err), device, run, arg,
+         err)
 
 FALLIBLE(capture_begin, (xd_driver * driver, int device, void *stream, xd_error *err), device, stream, err)
 FALLIBLE(graph_launch, (xd_driver * driver, int device, void *graph, void *stream, xd_error *err), device, graph,
@@ -165,6 +167,7 @@ int xd_fault_create(xd_driver **out, xd_driver *inner, xd_error *err)
         .clock = inner->clock ? fault_clock : NULL,
         .host_access = inner->host_access ? fault_host_access : NULL,
         .settle = inner->settle ? fault_settle : NULL,
+        .call = inner->call ? fault_call : NULL,
         .capture_begin = inner->capture_begin ? fault_capture_begin : NULL,
         .capture_end = inner->capture_end ? fault_capture_end : NULL,
         .graph_launch = inner->graph_launch ? fault_graph_launch : NULL,

@@ -621,6 +621,17 @@ static int hip_launch(xd_driver *driver, int device, void *stream, const xd_kern
     return leave(&in, code, "hipLaunchHostFunc", err);
 }
 
+static int hip_call(xd_driver *driver, int device, void (*run)(void *arg), void *arg, xd_error *err)
+{
+    scope in;
+    int status = enter(&in, driver, device, "stream_call", err);
+    if (status != XD_OK)
+        return status;
+    run(arg);
+    restore(&in);
+    return XD_OK;
+}
+
 /* ---- graphs ---- */
 
 static int hip_capture_begin(xd_driver *driver, int device, void *stream, xd_error *err)
@@ -719,6 +730,7 @@ int xd_hip_create(xd_driver **out, const xd_symbol *symbols, size_t count, xd_er
         .copy = hip_copy,
         .fill = hip_fill,
         .launch = hip_launch,
+        .call = hip_call,
         .capture_begin = hip_capture_begin,
         .capture_end = hip_capture_end,
         .graph_launch = hip_graph_launch,

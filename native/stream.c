@@ -383,19 +383,35 @@ int xd_stream_launch(xd_stream *stream, const xd_kernel *kernel, xd_error *err)
     return status;
 }
 
+typedef struct call {
+    xd_function function;
+    void *stream;
+    void *const *inputs;
+    const uint64_t *sizes;
+    void *const *outputs;
+    void *user;
+    int code;
+} call;
+
+static void run_call(void *arg)
+{
+    call *c = arg;
+    c->code = c->function(c->stream, c->inputs, c->sizes, c->outputs, c->user);
+}
+
 int xd_stream_call(xd_stream *stream, xd_function function, void *const *inputs, const uint64_t *sizes,
                    void *const *outputs, void *user, int *code, xd_error *err)
 {
-    xd_driver *driver = stream->runtime->driver;
     int status = xd_runtime_enter(stream->runtime, "stream_call", err);
-    if (!status && driver->settle)
-        status = driver->settle(driver, stream->device, 1, err);
     if (status)
         return status;
-    int returned = function(stream->handle, inputs, sizes, outputs, user);
-    if (driver->settle)
-        status = driver->settle(driver, stream->device, 0, err);
+    xd_driver *driver = stream->runtime->driver;
+    call c = {function, stream->handle, inputs, sizes, outputs, user, 0};
+    if (driver->call)
+        status = driver->call(driver, stream->device, run_call, &c, err);
+    else
+        run_call(&c);
     if (!status)
-        *code = returned;
+        *code = c.code;
     return status;
 }
