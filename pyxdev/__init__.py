@@ -2,6 +2,7 @@
 
 from pyxdev import errors
 from pyxdev._native import HOST, Array, Buffer, Event, Link, Ring, Runtime, Stream, Throttle
+from pyxdev.adapters.function import CFunction
 from pyxdev.backends import open
 from pyxdev.errors import Error
 from pyxdev.executor import Executor, Stage, Ticket
@@ -12,6 +13,7 @@ __all__ = [
     "HOST",
     "Array",
     "Buffer",
+    "CFunction",
     "Error",
     "Event",
     "Executor",

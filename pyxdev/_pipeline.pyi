@@ -46,6 +46,8 @@ class Activation:
     def keep(self) -> Any: ...
     @property
     def layout(self) -> Layout: ...
+    def address(self, offset: int) -> int:
+        """Where the array lies that has this offset in the layout; 0 for an empty one."""
 
 class Events:
     """Events for a microbatch, which come back when nobody can wait for them any more."""

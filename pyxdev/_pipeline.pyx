@@ -46,6 +46,14 @@ cdef class Activation:
     def layout(self):
         return self.value.layout
 
+    def address(self, uint64_t offset):
+        cdef uint64_t begin, at, nbytes
+        for span in self.spans:
+            begin, at, nbytes = <tuple>span
+            if begin <= offset < begin + nbytes:
+                return at + offset - begin
+        return 0
+
 
 # ---- slots and events ------------------------------------------------------------------------------------------------
 

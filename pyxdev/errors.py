@@ -78,11 +78,16 @@ class Closed(Error):
     """Used after close."""
 
 
-class StageError(Error):
-    """A stage failed. `.stage` and `.microbatch` say where; `__cause__` is the exception of the stage."""
+class FunctionFailed(Error):
+    """A C function used as a stage returned something else than 0; `.code` is what."""
 
-    def __init__(self, message: str, *, stage: int, microbatch: int) -> None:
-        super().__init__(message)
+
+class StageError(Error):
+    """A stage failed. `.stage` and `.microbatch` say where; `__cause__` is the exception of the stage, whose `.code` it
+    has, if there is one."""
+
+    def __init__(self, message: str, *, stage: int, microbatch: int, code: int = 0) -> None:
+        super().__init__(message, code=code)
         self.stage = stage
         self.microbatch = microbatch
 

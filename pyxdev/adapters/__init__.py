@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pyxdev._native import Runtime
 from pyxdev.adapters.activation import Activation, Joined, Layout, Layouts, Value
 from pyxdev.adapters.adapter import Adapter, Source, Stopped
+from pyxdev.adapters.function import CFunction
 from pyxdev.errors import BackendUnavailable, InvalidArgument, Unsupported
 
 __all__ = [
@@ -38,21 +39,26 @@ _KNOWN = {
     "numba": Known("numba", "Numba", ("numba.cuda",), "numba", ("cuda",)),
     "cuda.core": Known("cuda_core", "CudaCore", ("cuda.core", "cuda.bindings"), "cuda-core", ("cuda",)),
     "raw": Known("raw", "RawAdapter", (), "", ("sim", *_GPUS)),
+    "c": Known("function", "FunctionAdapter", (), "", ("sim", *_GPUS)),
 }
 _LIBRARIES = ("cupy", "numba", "cuda.core")  # those of library.py
 NAMES = ("auto", *_KNOWN)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def choose(name: str, runtime: Runtime, fn: Callable[..., Any]) -> str:
+def choose(name: str, runtime: Runtime, fn: Any) -> str:
     """The adapter's name for "auto": "numpy" on simulated devices. Elsewhere fn(stage, x) is for "numba" or "cuda.core"
     if its code names one of them, else "raw"; fn(x) is for "torch" or "cupy", whichever it is from or its code names,
-    else whichever is imported, else "raw".
+    else whichever is imported, else "raw". A C function has its own, "c", whatever the name.
 
     Raises InvalidArgument for a name that is none, Unsupported for one that the backend cannot serve.
     """
     if name not in NAMES:
         raise InvalidArgument(f"adapter is {name!r}; allowed: {', '.join(NAMES)}")
+    if isinstance(fn, CFunction):
+        return "c"
+    if name == "c":
+        raise InvalidArgument(f"adapter is 'c', for C functions; a stage is {fn!r}")
     if name == "auto":
         return "numpy" if runtime.backend == "sim" else _told_by(fn, runtime.backend)
     if not _runs_on(name, runtime.backend):

@@ -95,16 +95,13 @@ class NumpyAdapter(ArrayAdapter):
             raise Stopped from error
 
     def _declared(self, stage: BoundStage, batch: Microbatch, out: Any, knows_plain: bool) -> Expected:
-        arrays: list[Any] = []
-        plain: list[Any] = []
         try:
-            structure = flatten(out, lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype"), arrays, plain)
-            specs = tuple([_spec_like(leaf) for leaf in arrays])
+            layout, plain = declared(self._layouts, out)
         except (InvalidArgument, TypeError) as error:
             stage.report(batch, error)
             raise Stopped from error
         values = tuple(plain) if knows_plain else (UNKNOWN,) * len(plain)
-        return Expected(self._layouts.of(structure, specs), (None,) * len(plain), values)
+        return Expected(layout, (None,) * len(plain), values)
 
     def _learn(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value, cost: float) -> Activation:
         """Runs the stage now, and stores its outputs by a second kernel."""
@@ -192,10 +189,24 @@ class NumpyAdapter(ArrayAdapter):
         return build(layout.structure, iter(arrays), iter(output.value.values()))
 
 
+def declared(layouts: Layouts, out: Any) -> tuple[Layout, list[Any]]:
+    """Layout and plain values of what a stage's `out` shows. Raises InvalidArgument or TypeError for what cannot be."""
+    arrays: list[Any] = []
+    plain: list[Any] = []
+    structure = flatten(out, lambda leaf: hasattr(leaf, "shape") and hasattr(leaf, "dtype"), arrays, plain)
+    return layouts.of(structure, tuple([_spec_like(leaf) for leaf in arrays])), plain
+
+
 def _spec_like(leaf: Any) -> Spec:
     if isinstance(leaf, Spec):
         return leaf
+    if isinstance(leaf, Array):
+        return Spec(leaf.shape, leaf.dtype, leaf.nbytes)
     dtype = np.dtype(leaf.dtype)
+    if dtype.hasobject or dtype.names:
+        raise InvalidArgument(
+            f"out has an array of dtype {dtype}; plain numbers, bools and fixed-size bytes can be sent"
+        )
     shape = tuple([int(extent) for extent in leaf.shape])
     return Spec(shape, dtype_name(dtype), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
 

@@ -100,10 +100,8 @@ class RawAdapter(ArrayAdapter):
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
         layout = output.layout
-        addresses = dict((offset, address) for offset, address, _ in output.spans)
         arrays = [
-            fetch.copy(addresses.get(offset, 0), spec)
-            for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+            fetch.copy(output.address(offset), spec) for offset, spec in zip(layout.offsets, layout.specs, strict=True)
         ]
         return build(layout.structure, iter(arrays), iter(output.value.values()))
 

@@ -185,8 +185,7 @@ class Inputs:
 
     def _piece(self, leaf: Piece) -> Source:
         output = leaf.activation
-        offset = output.layout.offsets[leaf.position]
-        address = next((at + offset - begin for begin, at, size in output.spans if begin <= offset < begin + size), 0)
+        address = output.address(output.layout.offsets[leaf.position])
         return Source(output.device, address, output.ready, output.keep, None)
 
     def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyxdev.adapters.function import CFunction, pointer
 from pyxdev.errors import InvalidArgument
 
 MOST_IN_FLIGHT = 4096
@@ -21,7 +22,7 @@ class Stage:
     """A stage, with more to say about it than its function.
 
     fn: fn(x) -> y, or fn(stage, x) -> y with the adapters raw, numba and cuda.core; it queues its work on its stage's
-        stream and returns.
+        stream and returns. Or a C function: a CFunction, or what one is made of but an address.
     device: the ordinal of its device; None: as the executor's `devices` say.
     adapter: what arrays are to it: "numpy", "torch", "cupy", "numba", "cuda.core", "raw"; None: as the executor's
         `adapter` says.
@@ -29,7 +30,7 @@ class Stage:
         devices): an example of y, or a function of x that returns one, where x has a Spec (shape, dtype) for each array
         and plain values where they are known. Anything with a shape and a dtype will do for an array. None: learned by
         waiting for the first call with new input shapes, or other bool, str or None among the plain values; numbers are
-        taken not to matter for shapes.
+        taken not to matter for shapes. A C function always needs it.
     cost: seconds of a simulated device; a number or a function of x as for `out`.
     name: for messages and traces, and for `inputs` of later stages.
     inputs: the earlier stage whose output is x, by name or number (-1: the one before), or a sequence of several, and x
@@ -37,7 +38,7 @@ class Stage:
     graph: "off", "auto" or "on"; None: as the executor's `graph` says.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., Any] | CFunction
     device: int | None = None
     adapter: str | None = None
     out: Any = None
@@ -47,14 +48,23 @@ class Stage:
     graph: str | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise InvalidArgument(f"a stage's fn is {self.fn!r}; anything callable is allowed")
+        if pointer(self.fn) is not None:
+            object.__setattr__(self, "fn", CFunction(self.fn))
+        if isinstance(self.fn, CFunction):
+            if self.out is None:
+                raise InvalidArgument(f"a stage's fn is {self.fn!r}, a C function, which needs out=")
+            if self.adapter not in (None, "c"):
+                raise InvalidArgument(f'adapter is {self.adapter!r}; a C function has its own, "c"')
+        elif not callable(self.fn):
+            raise InvalidArgument(f"a stage's fn is {self.fn!r}; a callable or a CFunction is allowed")
         if self.graph is not None:
             check_graph(self.graph, "a stage's graph")
 
     @property
     def label(self) -> str:
         """The name given, or that of the function."""
+        if isinstance(self.fn, CFunction):
+            return self.name or self.fn.name
         return self.name or str(getattr(self.fn, "__name__", type(self.fn).__name__))
 
 
@@ -134,8 +144,8 @@ def check_stages(stages: Any) -> list[Stage]:
         raise InvalidArgument(f"stages is {stages!r}; a sequence of callables or Stages is allowed")
     checked = []
     for n, stage in enumerate(stages):
-        if not isinstance(stage, Stage) and not callable(stage):
-            raise InvalidArgument(f"stages[{n}] is {stage!r}; a callable or a Stage is allowed")
+        if not isinstance(stage, Stage | CFunction) and not callable(stage) and pointer(stage) is None:
+            raise InvalidArgument(f"stages[{n}] is {stage!r}; a callable, a C function or a Stage is allowed")
         checked.append(stage if isinstance(stage, Stage) else Stage(stage))
     if not checked:
         raise InvalidArgument("stages is empty; at least one stage is needed")

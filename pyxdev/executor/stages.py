@@ -31,7 +31,7 @@ class BoundStage:
         """inputs: the numbers of the stages that it reads. readers: how many stages read its outputs.
         graph: as the executor's, where the stage has none of its own."""
         self.runtime = runtime
-        self.fn = stage.fn
+        self.fn: Any = stage.fn
         self.out = stage.out
         self.cost = stage.cost
         self.name = stage.label

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import Event
 from pyxdev.adapters import Activation
-from pyxdev.errors import Cancelled, StageError, StageInterrupted
+from pyxdev.errors import Cancelled, Error, StageError, StageInterrupted
 from pyxdev.executor.slots import Events
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def stage_error(stage: int, name: str, microbatch: int, cause: BaseException) ->
     """The error that a stage's exception becomes. Ctrl-C in a stage stays a KeyboardInterrupt."""
     kind = StageInterrupted if isinstance(cause, KeyboardInterrupt) else StageError
     text = f"stage {stage} ({name}), microbatch {microbatch}: {type(cause).__name__}"
-    error = kind(f"{text}: {cause}" if str(cause) else text, stage=stage, microbatch=microbatch)
+    code = cause.code if isinstance(cause, Error) else 0
+    error = kind(f"{text}: {cause}" if str(cause) else text, stage=stage, microbatch=microbatch, code=code)
     error.__cause__ = cause
     return error
 
