@@ -80,7 +80,7 @@ static void polls(void)
     CHECK_EQ(done, 0);
     CHECK_EQ(rec.queries, 1);
     done = 1;
-    OK(xd_event_wait(event, 2000000, &done, &err));
+    OK(xd_event_wait(event, 5000000, &done, &err)); /* into the naps */
     CHECK_EQ(done, 0);
     CHECK(rec.queries > 2);
 
