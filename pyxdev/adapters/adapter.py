@@ -58,8 +58,9 @@ class Adapter(Protocol):
         """What run() does for the microbatch of this turn, while the stage's stream captures. Raises what the stage's
         function raises."""
 
-    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
-        """Where the memory of a capture comes from, besides the stage's blocks; gives what keeps it alive."""
+    def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
+        """Where the memory of a capture comes from, besides the stage's blocks; gives what keeps it alive. Makes what
+        queue() must find ready for this slot."""
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
         """The output of the last stage, which is complete, as the caller's own."""

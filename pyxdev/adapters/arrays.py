@@ -73,7 +73,7 @@ class ArrayAdapter:
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
         raise Unsupported(self.uncapturable)
 
-    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+    def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
         raise Unsupported(self.uncapturable)
 
     def close(self) -> None:

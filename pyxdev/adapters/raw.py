@@ -55,7 +55,7 @@ class RawAdapter(ArrayAdapter):
         structure = self._call(stage, raw, slot, incoming, arrays, plain)
         return self._outgoing(stage, raw, structure, arrays, plain)
 
-    def memory(self, stage: BoundStage) -> AbstractContextManager[Any]:
+    def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _at(self, stage: BoundStage, turn: int) -> RawStage:

@@ -113,10 +113,15 @@ class TorchAdapter:
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
         return self._queue(stage, slot.views[incoming.layout], incoming)
 
+    def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
+        if incoming.layout not in slot.views:
+            self._make_views(stage, slot, incoming)
+        return self._pooled(stage)
+
     @contextmanager
-    def memory(self, stage: BoundStage) -> Iterator[Any]:
-        """A pool of torch's allocator that nothing else uses. The graphs of a stage share it: they run one after the
-        other, and the outputs of each are kept."""
+    def _pooled(self, stage: BoundStage) -> Iterator[Any]:
+        """Memory of a pool of torch's allocator that nothing else uses. The graphs of a stage share it: they run one
+        after the other, and the outputs of each are kept."""
         with self._current(stage):
             if self._pool is None:
                 self._pool = torch.cuda.MemPool()

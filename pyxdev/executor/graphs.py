@@ -248,7 +248,7 @@ class Graphs:
             return left.popleft()
 
         collects = gc.isenabled()
-        with self._adapter.memory(stage) as memory:
+        with self._adapter.memory(stage, slot, incoming) as memory:
             try:
                 gc.disable()
                 stage.blocks.instead = take

@@ -3,6 +3,7 @@
 Where there is no GPU, tests/unit/test_executor_torch.py runs the adapter over the memory of simulated devices.
 """
 
+import gc
 import random
 
 import numpy as np
@@ -171,3 +172,174 @@ def test_errors(torch, runtime):
         with pytest.raises(StageError, match="kept a tensor of its input"):
             pipeline.submit(torch.ones(9)).result()
         keeps.__defaults__[0].clear()
+
+
+# ---- graphs ----
+
+
+@pytest.mark.parametrize("mode", ["on", "auto"])
+@pytest.mark.parametrize("host_stage", ["1", "auto"])
+@pytest.mark.parametrize("depth, in_flight", [(1, 1), (2, 8), ("auto", "auto")])
+def test_graphs_give_the_bits_of_running_in_order(torch, runtime, mode, host_stage, depth, in_flight):
+    devices = [n % runtime.device_count for n in range(3)]
+    stages = blocks(torch, devices)
+    xs = [torch.randn(200, 256, device="cuda:0") for _ in range(20)]
+    options = {"depth": depth, "in_flight": in_flight, "host_stage": host_stage, "graph": mode}
+    with torch.no_grad():
+        wanted = [by_hand(torch, stages, devices, x) for x in xs]
+        with Executor(devices, stages, runtime=runtime, **options) as pipeline:
+            for _ in range(3):
+                got = list(pipeline.map(xs))
+                assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+                tickets = [pipeline.submit(x) for x in xs]
+                got = [ticket.result() for ticket in tickets]
+                assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            plan = pipeline.plan()
+            assert [stage.captured for stage in plan.stages] == [stage.depth for stage in plan.stages], plan
+            del tickets
+        assert runtime.live().graphs == 0
+
+
+def test_results_and_tickets_of_graphs_stay_as_they_are(torch, runtime):
+    """Kept ones are neither overwritten by later launches nor by the caller."""
+    devices = [0, runtime.device_count - 1]
+    with Executor(devices, [lambda x: x * 2, lambda x: (x + 1, 7)], runtime=runtime, graph="on", depth=2) as pipeline:
+        xs = [torch.full((1000,), float(n), device="cuda:0") for n in range(20)]
+        tickets = [pipeline.submit(x) for x in xs]
+        early = tickets[3].result()[0]
+        early.fill_(-1)
+        for _ in range(3):
+            assert [int(y[0][0].item()) for y in pipeline.map(xs)] == [2 * n + 1 for n in range(20)]
+        for n, ticket in enumerate(tickets):
+            y, constant = ticket.result()
+            assert (y == (-1 if n == 3 else 2 * n + 1)).all().item() and constant == 7
+        assert all(stage.captured for stage in pipeline.plan().stages)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_token_loops_of_graphs(torch, runtime, sequences):
+    devices = list(range(runtime.device_count))
+    stages = blocks(torch, devices)
+    xs = [torch.randn(8, 256, device="cuda:0") for _ in range(sequences)]
+    with torch.no_grad(), Executor(devices, stages, runtime=runtime, graph="on") as pipeline:
+        tickets = [pipeline.submit(x) for x in xs]
+        for _ in range(20):
+            tickets = [pipeline.submit(ticket) for ticket in tickets]
+        for ticket, x in zip(tickets, xs, strict=True):
+            for _ in range(21):
+                x = by_hand(torch, stages, devices, x)
+            assert torch.equal(ticket.result(), x)
+        assert all(stage.captured for stage in pipeline.plan().stages)
+
+
+def test_memory_of_graphs_stays_bounded(torch, runtime):
+    """And is given back when the executor is closed."""
+    devices = [0, runtime.device_count - 1]
+    stages = blocks(torch, devices)
+    xs = [torch.randn(2000, 256, device="cuda:0")] * 10
+    torch.cuda.empty_cache()
+    with torch.no_grad():
+        with Executor(devices, stages, runtime=runtime, graph="on") as pipeline:
+            reserved = []
+            for _ in range(6):
+                for _ in pipeline.map(xs):
+                    pass
+                reserved.append([torch.cuda.memory_reserved(device) for device in devices])
+            assert reserved[-1] == reserved[2]
+            assert all(stage.captured for stage in pipeline.plan().stages)
+        del pipeline
+        gc.collect()
+        torch.cuda.empty_cache()
+        left = [torch.cuda.memory_reserved(device) for device in devices]
+        assert all(after < before for after, before in zip(left, reserved[-1], strict=True))
+
+
+class Odd:
+    """A stage that cannot be captured, or that must not be."""
+
+    def __init__(self, torch, kind):
+        self.torch, self.kind, self.calls = torch, kind, 0
+        self.total = torch.zeros(1, device="cuda:0")
+
+    def __call__(self, x):
+        self.calls += 1
+        if self.kind == "sync":
+            return x * float(x[0].item() >= 0)
+        if self.kind == "shape":
+            return x[x >= 0]
+        if self.kind == "random":
+            return x + self.torch.rand_like(x) * 0
+        if self.kind == "raises" and self.calls == 3:
+            raise RuntimeError("only once")
+        if self.kind == "counts":
+            return x * 1, self.calls
+        return x * 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "shape", "random", "raises", "counts"])
+def test_what_cannot_be_captured_stays_eager_and_torch_goes_on_as_before(torch, runtime, kind, caplog):
+    """A capture that failed leaves nothing behind: not in the stream, the allocator, or the random numbers."""
+    with Executor([0], [Odd(torch, kind)], runtime=runtime, graph="on", depth=2, in_flight=2) as pipeline:
+        xs = [torch.full((1000,), float(n), device="cuda:0") for n in range(12)]
+        for _ in range(2):
+            for n, y in enumerate(pipeline.map(xs)):
+                y = y[0] if kind == "counts" else y
+                assert (y == n).all().item() and y.shape == (1000,)
+        plan = pipeline.plan().stages[0]
+        assert plan.captured == 0 and plan.eager, plan
+        assert len([line for line in caplog.messages if "stays eager" in line]) == 1
+    torch.manual_seed(3)
+    first = torch.rand(5, device="cuda:0")
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(5, device="cuda:0"))
+    stream = torch.cuda.Stream()
+    block = torch.empty(1 << 20, device="cuda:0")
+    block.record_stream(stream)
+    del block
+    torch.cuda.synchronize()
+    graph, static = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda:0")
+    with torch.cuda.graph(graph):
+        static.add_(1)
+    graph.replay()
+    assert static.sum().item() == 4
+
+
+def test_a_state_and_random_numbers_are_found_out_by_the_trial(torch, runtime, caplog):
+    total = torch.zeros(1, device="cuda:0")
+
+    def adds(x):
+        return x + total.add_(1)
+
+    def draws(x):
+        return x + torch.rand_like(x)
+
+    for stage in (adds, draws):
+        caplog.clear()
+        with Executor([0], [stage], runtime=runtime, graph="auto") as pipeline:
+            for _ in pipeline.map([torch.ones(10, device="cuda:0")] * 10):
+                pass
+            assert pipeline.plan().stages[0].captured == 0
+        assert "stays eager" in caplog.text
+
+
+def test_a_state_on_the_device_advances_once_a_microbatch(torch, runtime):
+    """With "on", which tries nothing."""
+    total = torch.zeros(1, device="cuda:0")
+
+    def adds(x):
+        return x + total.add_(1)
+
+    with Executor([0], [adds], runtime=runtime, graph="on", depth=3) as pipeline:
+        ys = list(pipeline.map([torch.zeros(10, device="cuda:0")] * 20))
+        assert [y[0].item() for y in ys] == list(range(1, 21))
+        assert pipeline.plan().stages[0].captured
+
+
+def test_graphs_of_changing_shapes_and_in_place_stages(torch, runtime):
+    choose = random.Random(1)
+    with Executor([0, runtime.device_count - 1], [lambda x: x.mul_(2), lambda x: x], runtime=runtime, graph="auto",
+                  depth=2) as pipeline:  # fmt: skip
+        sizes = [choose.choice([10, 1000, 50_000]) for _ in range(60)]
+        for size, y in zip(sizes, pipeline.map(torch.arange(size, device="cuda:0") for size in sizes), strict=True):
+            assert torch.equal(y.cpu(), torch.arange(size) * 2)
+        assert [stage.captured for stage in pipeline.plan().stages] == [6, 6]

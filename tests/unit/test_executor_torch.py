@@ -2,7 +2,7 @@
 
 CPU tensors over the memory of simulated devices stand in for CUDA tensors: a stage waits for its simulated stream, runs
 at once, and its outputs are moved to memory of the simulated device. Who refers to what memory, what is cloned, what is
-held and for how long is as on a GPU; streams of torch are not there.
+held and for how long is as on a GPU; streams of torch are not there. A captured stage is a kernel that runs it again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils.dlpack import from_dlpack  # noqa: E402
 
 from pyxdev import Array, adapters  # noqa: E402
 from pyxdev._native import HOST, Runtime  # noqa: E402
+from pyxdev.adapters.activation import flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
 from pyxdev.errors import StageError  # noqa: E402
 from pyxdev.executor import Executor  # noqa: E402
@@ -32,6 +33,30 @@ class OnTheHost(TorchAdapter):
     inside: Any = None
     clones = 0
     turn = 0
+    captures = False
+
+    @contextmanager
+    def _pooled(self, stage: Any) -> Iterator[None]:
+        try:
+            self.captures = True
+            yield
+        finally:
+            self.captures = False
+
+    def queue(self, stage: Any, turn: int, slot: Any, incoming: Any) -> Any:
+        OnTheHost.turn = turn
+        outgoing = super().queue(stage, turn, slot, incoming)
+        views, targets = slot.views[incoming.layout], list(outgoing.keep)
+
+        def again() -> None:
+            arrays: list[Any] = []
+            flatten(self._call(stage, views, incoming), self._is_tensor, arrays, [])
+            for target, array in zip(targets, arrays, strict=True):
+                target.copy_(array)
+
+        reads, writes = [(slot.address, incoming.layout.nbytes)], [span[1:] for span in outgoing.spans]
+        stage.stream.launch(again, cost=2e-5, reads=reads, writes=writes)
+        return outgoing
 
     def __init__(self, layouts: Any) -> None:
         super().__init__(layouts)
@@ -39,7 +64,8 @@ class OnTheHost(TorchAdapter):
 
     @contextmanager
     def _current(self, stage: Any) -> Iterator[None]:
-        stage.stream.synchronize()
+        if not self.captures:
+            stage.stream.synchronize()
         self.inside, outer = stage, self.inside
         try:
             yield
@@ -266,3 +292,67 @@ def test_an_error_leaves_it_usable() -> None:
             tickets[2].result()
         del tickets
         assert executor.submit(torch.ones(9)).result()[0] == 2
+
+
+# ---- graphs ----
+
+
+@pytest.mark.parametrize("mode", ["on", "auto"])
+@pytest.mark.parametrize("seed, depth", [(0, 1), (1, 2), (2, 4), (3, 4)])
+def test_graphs_give_the_bits_of_running_in_order(mode: str, seed: int, depth: int) -> None:
+    torch.manual_seed(seed)
+    blocks = torch.nn.Sequential(Block(64), torch.nn.Identity(), Block(64))
+    xs = [torch.randn(5, 64) for _ in range(25)]
+    with torch.no_grad(), pipe(blocks, seed, depth=depth, graph=mode, in_flight=7) as executor:
+        for ys in (list(executor.map(xs)), [ticket.result() for ticket in [executor.submit(x) for x in xs]]):
+            for x, y in zip(xs, ys, strict=True):
+                assert torch.equal(y, blocks(x)), f"seed {seed}"
+        assert [stage.captured for stage in executor.plan().stages] == [depth] * 3
+        assert not executor.runtime.driver.violations()
+        del ys, y
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_results_of_graphs_are_the_callers_own(seed: int) -> None:
+    with pipe([lambda x: {"y": x * 2, "e": x[:0], "n": 3}], seed, graph="on", depth=2) as executor:
+        xs = [torch.full((30,), float(n)) for n in range(12)]
+        tickets = [executor.submit(x) for x in xs]
+        early = tickets[7].result()
+        early["y"].fill_(-1)
+        for _ in executor.map(xs):
+            pass
+        for n, ticket in enumerate(tickets):
+            found = ticket.result()
+            assert (found["y"] == (-1 if n == 7 else 2 * n)).all() and found["e"].shape == (0,) and found["n"] == 3
+        assert executor.plan().stages[0].captured == 2
+        del early, found, tickets, ticket
+
+
+def test_random_tensors_stay_eager(caplog: pytest.LogCaptureFixture) -> None:
+    with pipe([lambda x: x + torch.rand(9)], graph="auto") as executor:
+        for _ in executor.map([torch.zeros(9)] * 9):
+            pass
+        assert executor.plan().stages[0].captured == 0
+    assert "gives other bits" in caplog.text
+
+
+def test_an_input_kept_while_it_is_captured_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    kept: list[Any] = []
+    calls: list[int] = []
+
+    def keep(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            kept.append(x)
+        return x + 1
+
+    with pipe([keep], graph="on", depth=1) as executor:
+        tickets = [executor.submit(torch.full((4,), float(n))) for n in range(3)]
+        assert [ticket.result()[0].item() for ticket in tickets[:2]] == [1, 2]
+        with pytest.raises(StageError, match="kept a tensor of its input"):  # as it would be without graphs
+            tickets[2].result()
+        kept.clear()
+        del tickets
+        assert executor.submit(torch.ones(4)).result()[0] == 2
+        assert "kept a tensor of its input" in executor.plan().stages[0].eager
+    assert "kept a tensor of its input" in caplog.text
