@@ -23,10 +23,13 @@
 #define GIB ((size_t)1 << 30)
 enum { LANES = 4, RING = 16, REPEATS = 200, QUEUED = 10, CALLS_OF_A_COPY = 6 };
 
+/* Entry points that the library has no use for. */
 typedef cu_result (*ctx_create)(cu_context *, unsigned, cu_device);
+typedef cu_result (*copy_any)(cu_address, cu_address, size_t, cu_stream);
 
 typedef struct rig {
     cuda_entry_points cu;
+    copy_any copy_any; /* cuMemcpyAsync; NULL where the driver has none */
     int src_device, dst_device;
     cu_context from, to, other; /* other: of neither stream; NULL where the driver has no cuCtxCreate */
     cu_stream out, in, lanes[LANES];
@@ -232,6 +235,8 @@ static void measure(rig *r, const plan *p, int behind)
 {
     double whole[REPEATS], calls[REPEATS];
     int count = 0;
+    if (p->shift + p->bytes > r->most)
+        return;
     begin_plan(r);
     int right = is_right(r, p);
     if (p->push)
@@ -303,6 +308,16 @@ static void time_calls(rig *r)
         snprintf(name, sizeof name, "cuMemcpyHtoDAsync %zu KiB", bytes / KIB);
         TIME(r, name, CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, bytes, r->in));
     }
+    cu_address host = (cu_address)(uintptr_t)r->ring;
+    TIME(r, "cuMemsetD8Async 4 KiB", CHECK(r, cuMemsetD8Async, r->src, 0, 4 * KIB, r->out));
+    TIME(r, "cuMemcpyDtoDAsync 4 KiB", CHECK(r, cuMemcpyDtoDAsync, r->src, r->src + 4 * KIB, 4 * KIB, r->out));
+    if (r->copy_any && !r->copy_any(host, r->src, 4 * KIB, r->out)) {
+        TIME(r, "cuMemcpyAsync down 4 KiB", r->copy_any(host, r->src, 4 * KIB, r->out));
+        TIME(r, "cuMemcpyAsync up 4 KiB", r->copy_any(r->dst, host, 4 * KIB, r->in));
+    }
+    if (!r->cu.cuMemcpyDtoDAsync(host, r->src, 4 * KIB, r->out)) /* page-locked memory has one address for all */
+        TIME(r, "cuMemcpyDtoDAsync down 4 KiB", (void)r->cu.cuMemcpyDtoDAsync(host, r->src, 4 * KIB, r->out));
+    TIME(r, "D2H 2 MiB", CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 2 * MIB, r->out));
     TIME(r, "D2H + record", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out),
                              CHECK(r, cuEventRecord, r->filled, r->out)));
     TIME(r, "D2H + record + wait", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out),
@@ -409,6 +424,10 @@ static int load(rig *r, void *library, ctx_create *create)
     if (get("cuCtxCreate", &address, 3020, 0, &found))
         address = NULL;
     *create = (ctx_create)address;
+    address = NULL;
+    if (get("cuMemcpyAsync", &address, 4000, 0, &found))
+        address = NULL;
+    r->copy_any = (copy_any)address;
     return 1;
 }
 
@@ -566,8 +585,6 @@ static void with_rings(rig *r)
                 plan p = {.name = "pairs", .place = places[place], .settle = 1, .ahead = 1, .group = 2, .ring = 4};
                 p.bytes = 64 * MIB - (place == 3 ? 4 * KIB : 0);
                 p.tile = tiles[t];
-                if (p.bytes > r->most)
-                    return;
                 if (place == 1)
                     bytes = (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
                 if (place != 2)
