@@ -51,7 +51,8 @@ def choose(name: str, runtime: Runtime, fn: Any) -> str:
     if its code names one of them, else "raw"; fn(x) is for "torch" or "cupy", whichever it is from or its code names,
     else whichever is imported, else "raw". A C function has its own, "c", whatever the name.
 
-    Raises InvalidArgument for a name that is none, Unsupported for one that the backend cannot serve.
+    Raises InvalidArgument for a name that is none, Unsupported for one that the backend cannot serve,
+    BackendUnavailable where torch is built for other devices.
     """
     if name not in NAMES:
         raise InvalidArgument(f"adapter is {name!r}; allowed: {', '.join(NAMES)}")
@@ -60,11 +61,39 @@ def choose(name: str, runtime: Runtime, fn: Any) -> str:
     if name == "c":
         raise InvalidArgument(f"adapter is 'c', for C functions; a stage is {fn!r}")
     if name == "auto":
-        return "numpy" if runtime.backend == "sim" else _told_by(fn, runtime.backend)
+        name = "numpy" if runtime.backend == "sim" else _told_by(fn, runtime.backend)
+    if name == "torch" and runtime.backend in _GPUS:
+        _check_build(runtime.backend)
     if not _runs_on(name, runtime.backend):
         fit = [other for other in _KNOWN if _runs_on(other, runtime.backend)]
         raise Unsupported(f"the {name} adapter does not run on {runtime.backend} devices; these do: {', '.join(fit)}")
     return name
+
+
+def torch_is_for(torch: Any) -> str:
+    """The backend that this torch is built for: "cuda", "hip", or "cpu" for none; "" if it does not tell."""
+    built = getattr(torch, "version", None)
+    if built is None:
+        return ""
+    return "hip" if built.hip else "cuda" if built.cuda else "cpu"
+
+
+def _check_build(backend: str) -> None:
+    """One and the same torch names its devices "cuda" on both vendors' GPUs, but can use only one vendor's."""
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        return  # make() says so
+    built = torch_is_for(torch)
+    if built in ("", backend):
+        return
+    names = {"cuda": f"CUDA {torch.version.cuda}", "hip": f"ROCm (HIP {torch.version.hip})", "cpu": "the CPU alone"}
+    wanted = {"cuda": "CUDA", "hip": "ROCm"}[backend]
+    other = f", or choose the backend {built}" if built in _GPUS else ""
+    raise BackendUnavailable(
+        f"torch {torch.__version__} is built for {names[built]}, but the devices are of the backend {backend}: "
+        f"install a {wanted} build of torch{other}"
+    )
 
 
 def _told_by(fn: Callable[..., Any], backend: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyxdev
+from pyxdev import adapters
 from pyxdev.demo.model import model_file
 from pyxdev.errors import BackendUnavailable
 from pyxdev.report.privacy import Privacy
@@ -112,7 +113,7 @@ def without_model(backend: str) -> str:
         return str(error)
     import torch
 
-    built = "hip" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    built = adapters.torch_is_for(torch)
     return "" if backend in ("", built) else f"torch is built for {built}, the devices are of {backend}"
 
 

@@ -428,6 +428,38 @@ def test_auto_without_a_word_is_what_is_imported(libraries: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("backend", "cuda", "hip", "words"),
+    [
+        ("cuda", "13.0", None, ()),
+        ("hip", None, "7.2.1", ()),
+        ("hip", "13.0", None, ("torch 2.99", "CUDA 13.0", "backend hip", "ROCm build", "choose the backend cuda")),
+        (
+            "cuda",
+            None,
+            "7.2.1",
+            ("torch 2.99", "ROCm (HIP 7.2.1)", "backend cuda", "CUDA build", "the backend hip"),
+        ),
+        ("cuda", None, None, ("the CPU alone", "backend cuda", "CUDA build")),
+    ],
+)
+def test_torch_must_be_built_for_the_devices(
+    libraries: Any, backend: str, cuda: str | None, hip: str | None, words: tuple[str, ...]
+) -> None:
+    """torch of either vendor calls its devices "cuda"; only its version tells."""
+    libraries.torch.version = SimpleNamespace(cuda=cuda, hip=hip)
+    libraries.torch.__version__ = "2.99"
+    runtime: Any = SimpleNamespace(backend=backend)
+    for name in ("torch", "auto"):
+        if words:
+            with pytest.raises(BackendUnavailable) as caught:
+                adapters.choose(name, runtime, libraries.torch.thing)
+            assert all(word in str(caught.value) for word in words), caught.value
+        else:
+            assert adapters.choose(name, runtime, libraries.torch.thing) == "torch"
+    assert adapters.choose("raw", runtime, libraries.torch.thing) == "raw"
+
+
+@pytest.mark.parametrize(
     "name, module, extra",
     [
         ("torch", "torch", "torch"),
