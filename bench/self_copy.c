@@ -309,15 +309,17 @@ static void time_calls(rig *r)
         TIME(r, name, CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, bytes, r->in));
     }
     cu_address host = (cu_address)(uintptr_t)r->ring;
-    TIME(r, "cuMemsetD8Async 4 KiB", CHECK(r, cuMemsetD8Async, r->src, 0, 4 * KIB, r->out));
-    TIME(r, "cuMemcpyDtoDAsync 4 KiB", CHECK(r, cuMemcpyDtoDAsync, r->src, r->src + 4 * KIB, 4 * KIB, r->out));
+    if (r->from == r->to)
+        TIME(r, "cuMemsetD8Async 4 KiB", CHECK(r, cuMemsetD8Async, r->dst, 0, 4 * KIB, r->in));
+    TIME(r, "cuMemcpyDtoDAsync 4 KiB", CHECK(r, cuMemcpyDtoDAsync, r->dst, r->dst + 4 * KIB, 4 * KIB, r->in));
     if (r->copy_any && !r->copy_any(host, r->src, 4 * KIB, r->out)) {
         TIME(r, "cuMemcpyAsync down 4 KiB", r->copy_any(host, r->src, 4 * KIB, r->out));
         TIME(r, "cuMemcpyAsync up 4 KiB", r->copy_any(r->dst, host, 4 * KIB, r->in));
     }
     if (!r->cu.cuMemcpyDtoDAsync(host, r->src, 4 * KIB, r->out)) /* page-locked memory has one address for all */
         TIME(r, "cuMemcpyDtoDAsync down 4 KiB", (void)r->cu.cuMemcpyDtoDAsync(host, r->src, 4 * KIB, r->out));
-    TIME(r, "D2H 2 MiB", CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 2 * MIB, r->out));
+    if (r->most >= 2 * MIB)
+        TIME(r, "cuMemcpyDtoHAsync 2 MiB", CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 2 * MIB, r->out));
     TIME(r, "D2H + record", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out),
                              CHECK(r, cuEventRecord, r->filled, r->out)));
     TIME(r, "D2H + record + wait", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out),
