@@ -6,6 +6,7 @@ import threading
 import pytest
 from hardware import pattern, same
 
+from pyxdev import Executor
 from pyxdev._native import HOST, FaultDriver, Runtime
 from pyxdev.errors import DeviceFault, DriverError, Error, InvalidArgument
 
@@ -193,3 +194,42 @@ def test_every_call_may_fail(new_driver, sticky, status, raised):
             assert stream.synchronize()
             assert runtime.live().graphs == 0
         assert at > 5
+
+
+# ---- stages of an executor ----
+
+
+def shifted(stage, x):
+    """All but the first 16 bytes move to the front, through a temporary; 16 bytes of 7 come behind."""
+    between, y = stage.empty(x.shape, x.dtype), stage.empty(x.shape, x.dtype)
+    sizes = {"dst_device": stage.device, "src_device": stage.device}
+    stage.stream.copy(between.address, x.address, x.nbytes, **sizes)
+    stage.stream.copy(y.address, between.address + 16, x.nbytes - 16, **sizes)
+    stage.stream.fill(y.address + x.nbytes - 16, 7, 16)
+    return y, 5
+
+
+def marked(stage, x):
+    """Changes its input, and returns that."""
+    stage.stream.fill(x[0].address, x[1], 8)
+    return x[0]
+
+
+@pytest.mark.parametrize("mode", ["on", "auto"])
+@pytest.mark.parametrize("host_stage", ["1", "auto"])
+@pytest.mark.parametrize("depth, in_flight", [(1, 1), (3, 8)])
+def test_stages_of_an_executor(runtime, mode, host_stage, depth, in_flight):
+    devices = [0, runtime.device_count - 1]
+    options = {"depth": depth, "in_flight": in_flight, "host_stage": host_stage, "graph": mode}
+    with Executor(devices, [shifted, marked], runtime=runtime, adapter="raw", **options) as pipeline:
+        xs = [pattern(N, n) for n in range(20)]
+        for _ in range(2):
+            tickets = [pipeline.submit(x) for x in xs]
+            for x, ticket in zip(xs, tickets, strict=True):
+                y = ticket.result().numpy()
+                same(y[8:-16], x[24:])
+                assert set(y[:8].tolist()) == {5} and set(y[-16:].tolist()) == {7}
+            del tickets, ticket
+        plan = pipeline.plan().stages
+        assert [stage.captured for stage in plan] == [depth, depth], plan
+        assert runtime.live().graphs == 2 * depth
