@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -328,12 +327,9 @@ class Blocks:
         apart = len(set(self.devices)) > 1  # a copy within a device has no legs
         if apart:
             yield "ours-staged", lambda: self._ours("staged")
-        if "graph" in inspect.signature(Executor).parameters:
-            yield "ours-graphs", lambda: self._ours("direct", graph="on")
-            if apart:
-                yield "ours-graphs-staged", lambda: self._ours("staged", graph="on")
-        else:
-            self.absent |= dict.fromkeys(("ours-graphs", "ours-graphs-staged"), "the executor has no graphs yet")
+        yield "ours-graphs", lambda: self._ours("direct", graph="on")
+        if apart:
+            yield "ours-graphs-staged", lambda: self._ours("staged", graph="on")
 
     def _ours(self, path: str, **options: Any) -> Way:
         staged = {"direct": 0, "staged": 1}[path]

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import record
-from bench.ways import Family, Limits, Run, Way
+from bench.ways import ByExecutor, Family, Limits, Run, Way
 from pyxdev import backends
 from pyxdev._native import Runtime
 from pyxdev.errors import Error
@@ -94,6 +94,9 @@ class Case:
         found = {}
         for name, way in list(self.ways.items()):
             if self.attempt(name, lambda way=way: way.run(m)) is None:
+                continue
+            if isinstance(way, ByExecutor) and (why := way.eager()):
+                self.fail(name, f"stays eager: {why}")
                 continue
             found[name] = way.outputs()
             self.judge(name, self.family.error(found[name]), m=m)

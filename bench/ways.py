@@ -163,6 +163,10 @@ class ByExecutor:
         self._settle()
         return Run(self._clock() - begin, host)
 
+    def eager(self) -> str:
+        """Why a stage that was to run by graphs does not."""
+        return next((stage.eager for stage in self.executor.plan().stages if stage.eager), "")
+
     def _blocked(self) -> float:
         return sum(self.executor.stats().blocked.values())
 
