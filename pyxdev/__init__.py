@@ -5,7 +5,7 @@ from pyxdev._native import HOST, Array, Buffer, Event, Link, Ring, Runtime, Stre
 from pyxdev.adapters.function import CFunction
 from pyxdev.backends import open
 from pyxdev.errors import Error
-from pyxdev.executor import Executor, Stage, Ticket
+from pyxdev.executor import Executor, Stage, Ticket, split
 from pyxdev.loader.loader import load
 from pyxdev.loader.weights import Weights
 
@@ -28,4 +28,5 @@ __all__ = [
     "errors",
     "load",
     "open",
+    "split",
 ]

@@ -34,7 +34,7 @@ class Known(NamedTuple):
 _GPUS = ("cuda", "hip")
 _KNOWN = {
     "numpy": Known("numpy", "NumpyAdapter", (), "", ("sim",)),
-    "torch": Known("torch", "TorchAdapter", ("torch",), "torch", _GPUS),
+    "torch": Known("torch", "TorchAdapter", ("torch",), "torch", ("sim", *_GPUS)),
     "cupy": Known("cupy", "Cupy", ("cupy",), "cupy", _GPUS),
     "numba": Known("numba", "Numba", ("numba.cuda",), "numba", ("cuda",)),
     "cuda.core": Known("cuda_core", "CudaCore", ("cuda.core", "cuda.bindings"), "cuda-core", ("cuda",)),
@@ -47,9 +47,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def choose(name: str, runtime: Runtime, fn: Any) -> str:
-    """The adapter's name for "auto": "numpy" on simulated devices. Elsewhere fn(stage, x) is for "numba" or "cuda.core"
-    if its code names one of them, else "raw"; fn(x) is for "torch" or "cupy", whichever it is from or its code names,
-    else whichever is imported, else "raw". A C function has its own, "c", whatever the name.
+    """The adapter's name for "auto": fn(x) is for "torch" or "cupy", whichever it is from or its code names, and
+    fn(stage, x) for "numba" or "cuda.core". Where nothing tells, it is "numpy" on simulated devices; on others "raw"
+    for fn(stage, x), and for fn(x) whichever of torch and CuPy is imported. A C function has its own, "c", whatever the
+    name.
 
     Raises InvalidArgument for a name that is none, Unsupported for one that the backend cannot serve,
     BackendUnavailable where torch is built for other devices.
@@ -61,7 +62,7 @@ def choose(name: str, runtime: Runtime, fn: Any) -> str:
     if name == "c":
         raise InvalidArgument(f"adapter is 'c', for C functions; a stage is {fn!r}")
     if name == "auto":
-        name = "numpy" if runtime.backend == "sim" else _told_by(fn, runtime.backend)
+        name = _told_by(fn, runtime.backend)
     if name == "torch" and runtime.backend in _GPUS:
         _check_build(runtime.backend)
     if not _runs_on(name, runtime.backend):
@@ -100,10 +101,10 @@ def _told_by(fn: Callable[..., Any], backend: str) -> str:
     takes_stage = _takes_stage(fn)
     fits = [name for name in (("numba", "cuda.core") if takes_stage else ("torch", "cupy")) if _runs_on(name, backend)]
     named = {_library_of(thing) for thing in _looked_at(fn)}
-    told = [name for name in fits if name in named] or [
-        name for name in fits if name in sys.modules and not takes_stage
-    ]
-    return told[0] if told else "raw"
+    told = [name for name in fits if name in named]
+    if not told and backend != "sim" and not takes_stage:
+        told = [name for name in fits if name in sys.modules]
+    return told[0] if told else "numpy" if backend == "sim" else "raw"
 
 
 def _runs_on(name: str, backend: str) -> bool:
@@ -112,12 +113,12 @@ def _runs_on(name: str, backend: str) -> bool:
 
 def _looked_at(fn: Any) -> Iterator[Any]:
     """What tells the library of a stage: its type, and what its code refers to."""
-    while isinstance(fn, partial):
-        fn = fn.func
+    while isinstance(fn, partial) or hasattr(fn, "__wrapped__"):
+        fn = fn.func if isinstance(fn, partial) else fn.__wrapped__
     yield fn
     call = fn if inspect.isroutine(fn) else type(fn).__call__
     yield getattr(call, "__self__", None)
-    call = inspect.unwrap(getattr(call, "__func__", call))
+    call = getattr(call, "__func__", call)
     code = getattr(call, "__code__", None)
     if code is not None:
         yield from (call.__globals__[name] for name in code.co_names if name in call.__globals__)
@@ -151,8 +152,11 @@ def _takes_stage(fn: Callable[..., Any]) -> bool:
     return len(wanted) == 2
 
 
-def make(name: str, layouts: Layouts) -> Adapter:
-    """An adapter for one stage. name: as choose() gives it. Raises BackendUnavailable if its library is missing."""
+def make(name: str, layouts: Layouts, backend: str) -> Adapter:
+    """An adapter for one stage, on devices of a backend. name: as choose() gives it.
+
+    Raises BackendUnavailable if its library is missing.
+    """
     known = _KNOWN[name]
     for needed in known.needs:
         try:
@@ -161,6 +165,10 @@ def make(name: str, layouts: Layouts) -> Adapter:
             raise BackendUnavailable(
                 f"the {name} adapter needs {needed}: pip install 'pyxdev[{known.extra}]' ({error})"
             ) from error
+    if name == "torch" and backend == "sim":
+        from pyxdev.adapters.torch_simulated import SimulatedTorchAdapter
+
+        return SimulatedTorchAdapter(layouts)
     kind = getattr(import_module(f"pyxdev.adapters.{known.module}"), known.kind)
     if name in _LIBRARIES:
         from pyxdev.adapters.library import LibraryAdapter

@@ -45,7 +45,8 @@ class Line:
             slots = planning.slots(self.depth, sources, n, in_flight) if depth == "auto" else self.depth
             bound = BoundStage(
                 runtime, stage, n, device, in_flight, slots, depth == "auto", sources,
-                max(1, sum(read.count(n) for read in wired)), adapters.make(name, layouts), self.leaving, graph,
+                max(1, sum(read.count(n) for read in wired)), adapters.make(name, layouts, runtime.backend),
+                self.leaving, graph,
             )  # fmt: skip
             self.stages.append(stack.enter_context(closing(bound)))
         self.first, self.last = self.stages[0], self.stages[-1]

@@ -37,19 +37,20 @@ class Part(NamedTuple):
     end: int
 
 
-def shares(devices: int, tensor_split: Sequence[float] | None) -> list[Fraction]:
-    """The end of each device's share on a line from 0 to 1. Raises InvalidArgument for a split that says nothing."""
+def shares(devices: int, tensor_split: Sequence[float] | None, called: str = "tensor_split") -> list[Fraction]:
+    """The end of each device's share on a line from 0 to 1. Raises InvalidArgument for a split that says nothing, which
+    the caller knows by the name `called`."""
     if devices < 1:
         raise InvalidArgument(f"{devices} devices; at least 1 is wanted")
     split = [1] * devices if tensor_split is None else list(tensor_split)
     if len(split) != devices:
-        raise InvalidArgument(f"tensor_split has {len(split)} shares for {devices} devices: {split}")
+        raise InvalidArgument(f"{called} has {len(split)} shares for {devices} devices: {split}")
     for share in split:
         if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share) or share < 0:
-            raise InvalidArgument(f"tensor_split holds {share!r}; numbers from 0 up are allowed: {split}")
+            raise InvalidArgument(f"{called} holds {share!r}; numbers from 0 up are allowed: {split}")
     total = sum(map(Fraction, split))
     if not total:
-        raise InvalidArgument(f"tensor_split {split} leaves every device without a share")
+        raise InvalidArgument(f"{called} {split} leaves every device without a share")
     ends, reached = [], Fraction(0)
     for share in split:
         reached += Fraction(share)
@@ -61,6 +62,13 @@ def layer_of(name: str) -> int | None:
     """The number of the layer that a tensor belongs to, read off its name; None outside of the layers."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
+
+
+def runs(count: int, ends: Sequence[Fraction]) -> list[int]:
+    """A device for each of `count` layers: device d ends at the layer nearest to the end of its share; with more
+    devices than layers some get none."""
+    limits = [math.floor(count * end + Fraction(1, 2)) for end in ends]
+    return [bisect_right(limits, layer) for layer in range(count)]
 
 
 def by_layers(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[float] | None = None) -> list[int]:
@@ -76,9 +84,7 @@ def by_layers(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[fl
     numbers = sorted({layer for layer in layers if layer is not None})
     if not numbers:
         return _by_bytes(tensors, ends)
-    # Device d ends at the layer nearest to its share; with more devices than layers some get none.
-    limits = [math.floor(len(numbers) * end + Fraction(1, 2)) for end in ends]
-    device = {number: bisect_right(limits, rank) for rank, number in enumerate(numbers)}
+    device = dict(zip(numbers, runs(len(numbers), ends), strict=True))
     first, last = device[numbers[0]], device[numbers[-1]]
     return [
         (last if _AFTER.search(tensor.name) else first) if layer is None else device[layer]

@@ -300,7 +300,7 @@ def explicit(monkeypatch: pytest.MonkeyPatch, new_bench: Any) -> Any:
     def new(seed: int = 0) -> Bench:
         bench = new_bench(seed)
         kind = type("Bound", (Explicit,), {"cupy": bench.cupy})
-        monkeypatch.setattr(adapters, "make", lambda name, layouts: LibraryAdapter("numba", layouts, kind))
+        monkeypatch.setattr(adapters, "make", lambda name, layouts, backend: LibraryAdapter("numba", layouts, kind))
         return bench
 
     return new
@@ -425,6 +425,9 @@ def test_auto_without_a_word_is_what_is_imported(libraries: Any, monkeypatch: py
     monkeypatch.delitem(sys.modules, "cupy")
     assert adapters.choose("auto", GPU, lambda x: x) == "raw"
     assert adapters.choose("auto", SIMULATED, lambda x: x) == "numpy"
+    assert adapters.choose("auto", SIMULATED, lambda x: libraries.torch.thing(x)) == "numpy"  # names a test's namespace
+    torch = libraries.torch
+    assert adapters.choose("auto", SIMULATED, lambda x: torch.thing(x)) == "torch"
 
 
 @pytest.mark.parametrize(
@@ -473,11 +476,13 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, name
     with pytest.raises(
         BackendUnavailable, match=rf"the {name} adapter needs {module}: pip install 'pyxdev\[{extra}\]'"
     ):
-        adapters.make(name, adapters.Layouts())
+        adapters.make(name, adapters.Layouts(), "cuda")
 
 
 def test_adapters_that_do_not_run_there_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"the cuda.core adapter does not run on sim devices; these do: .*numpy.*raw"):
+    with pytest.raises(
+        Unsupported, match=r"the cuda.core adapter does not run on sim devices; these do: numpy, torch, .*raw"
+    ):
         Executor([0], [lambda x: x], backend="sim", adapter="cuda.core")
     with pytest.raises(InvalidArgument, match=r"adapter is 'jax'; allowed: auto, numpy, torch, cupy, numba, cuda.core"):
         Executor([0], [Stage(lambda x: x, adapter="jax")], backend="sim")

@@ -129,7 +129,7 @@ def test_right_devices(devices: Any) -> None:
         ([add_one], {"depth": -1}, InvalidArgument, "depth is -1"),
         ([add_one], {"depth": 2.0}, InvalidArgument, "depth is 2.0"),
         ([add_one], {"adapter": "jax"}, InvalidArgument, "adapter is 'jax'; allowed: auto, numpy, torch, raw"),
-        ([add_one], {"adapter": "torch"}, Exception, "torch adapter needs CUDA or HIP"),
+        ([add_one], {"adapter": "cupy"}, Exception, "cupy adapter does not run on sim devices"),
         ([add_one], {"host_stage": "yes"}, SettingError, "host_stage"),
         ([add_one], {"tile_mb": 0}, SettingError, "tile_mb"),
         ([add_one], {"gate": "off"}, SettingError, "gate"),

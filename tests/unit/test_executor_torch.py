@@ -1,8 +1,9 @@
 """The torch adapter, as far as it can be tested without a GPU.
 
-CPU tensors over the memory of simulated devices stand in for CUDA tensors: a stage waits for its simulated stream, runs
-at once, and its outputs are moved to memory of the simulated device. Who refers to what memory, what is cloned, what is
-held and for how long is as on a GPU; streams of torch are not there. A captured stage is a kernel that runs it again.
+Its stand-in for simulated devices has CPU tensors over their memory: a stage waits for its simulated stream, runs at
+once, and its outputs are moved to memory of the simulated device. Who refers to what memory, what is cloned, what is
+held and for how long is as on a GPU; streams of torch are not there. Here such a stage can be captured as well: its
+graph is a kernel that runs it again.
 """
 
 from __future__ import annotations
@@ -17,22 +18,17 @@ from executor_cases import machine
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.dlpack import from_dlpack  # noqa: E402
-
-from pyxdev import Array, adapters  # noqa: E402
-from pyxdev._native import HOST, Runtime  # noqa: E402
+from pyxdev.adapters import torch_simulated  # noqa: E402
 from pyxdev.adapters.activation import flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
 from pyxdev.errors import StageError  # noqa: E402
 from pyxdev.executor import Executor  # noqa: E402
 
 
-class OnTheHost(TorchAdapter):
-    """See the module's docstring."""
+class Capturable(torch_simulated.SimulatedTorchAdapter):
+    """Whose stages can be captured, for tests of that."""
 
-    inside: Any = None
-    clones = 0
-    turn = 0
+    uncapturable = ""
     captures = False
 
     @contextmanager
@@ -43,8 +39,20 @@ class OnTheHost(TorchAdapter):
         finally:
             self.captures = False
 
+    @contextmanager
+    def _current(self, stage: Any) -> Iterator[None]:
+        if not self.captures:
+            with super()._current(stage):
+                yield
+            return
+        self._inside, outer = stage, self._inside
+        try:
+            yield
+        finally:
+            self._inside = outer
+
     def queue(self, stage: Any, turn: int, slot: Any, incoming: Any) -> Any:
-        OnTheHost.turn = turn
+        self._turn = turn
         outgoing = super().queue(stage, turn, slot, incoming)
         views, targets = slot.views[incoming.layout], list(outgoing.keep)
 
@@ -58,57 +66,27 @@ class OnTheHost(TorchAdapter):
         stage.stream.launch(again, cost=2e-5, reads=reads, writes=writes)
         return outgoing
 
-    def __init__(self, layouts: Any) -> None:
-        super().__init__(layouts)
-        self.theirs: list[Any] = []
-
-    @contextmanager
-    def _current(self, stage: Any) -> Iterator[None]:
-        if not self.captures:
-            stage.stream.synchronize()
-        self.inside, outer = stage, self.inside
-        try:
-            yield
-        finally:
-            self.inside = outer
-
-    def device(self, leaf: Any) -> int:
-        return HOST if self.inside is None else int(self.inside.device)
-
-    def _own(self, stage: Any, arrays: list[Any], n: int) -> Any:
-        before = arrays[n].data_ptr()
-        spec = super()._own(stage, arrays, n)
-        OnTheHost.clones += arrays[n].data_ptr() != before
-        lease = stage.blocks.take(OnTheHost.turn, spec.nbytes)
-        memory = Array(stage.runtime, stage.device, lease.item.address, (spec.nbytes,), "uint8", owner=lease)
-        moved = from_dlpack(memory).view(arrays[n].dtype).view(spec.shape)
-        arrays[n] = moved.copy_(arrays[n])
-        return spec
-
-    def run(self, stage: Any, batch: Any, slot: Any, incoming: Any) -> Any:
-        OnTheHost.turn = batch.turn
-        return super().run(stage, batch, slot, incoming)
-
-    def _their_stream(self, runtime: Runtime, device: int) -> Any:
-        if not self.theirs:
-            self.theirs.append(runtime.stream(device))
-        return self.theirs[0]
-
-    def close(self) -> None:
-        for stream in self.theirs:
-            stream.close()
-        super().close()
-
 
 @pytest.fixture(autouse=True)
-def torch_on_simulated_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "choose", lambda name, runtime, fn: "torch")
-    monkeypatch.setattr(adapters, "make", lambda name, layouts: OnTheHost(layouts))
-    OnTheHost.clones = 0
+def clones(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Addresses of outputs that were copied because others might refer to their memory."""
+    monkeypatch.setattr(torch_simulated, "SimulatedTorchAdapter", Capturable)
+    found: list[int] = []
+    own = TorchAdapter._own
+
+    def noted(self: TorchAdapter, stage: Any, arrays: list[Any], n: int) -> Any:
+        before = arrays[n].data_ptr()
+        spec = own(self, stage, arrays, n)
+        if arrays[n].data_ptr() != before:
+            found.append(before)
+        return spec
+
+    monkeypatch.setattr(TorchAdapter, "_own", noted)
+    return found
 
 
 def pipe(fns: Any, seed: int = 0, **options: Any) -> Executor:
-    return Executor(range(len(fns)), fns, host_stage="0", machine=machine(len(fns), seed), **options)
+    return Executor(range(len(fns)), fns, host_stage="0", adapter="torch", machine=machine(len(fns), seed), **options)
 
 
 class Block(torch.nn.Module):
@@ -123,7 +101,7 @@ class Block(torch.nn.Module):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_modules_give_the_bits_of_running_in_order(seed: int, depth: int) -> None:
+def test_modules_give_the_bits_of_running_in_order(seed: int, depth: int, clones: list[int]) -> None:
     torch.manual_seed(seed)
     blocks = torch.nn.Sequential(Block(64), Block(64), Block(64))
     xs = [torch.randn(5, 64) for _ in range(9)]
@@ -131,7 +109,7 @@ def test_modules_give_the_bits_of_running_in_order(seed: int, depth: int) -> Non
         ys = list(executor.map(xs))
         for x, y in zip(xs, ys, strict=True):
             assert torch.equal(y, blocks(x)), f"seed {seed}"
-    assert OnTheHost.clones == 0
+    assert len(clones) == 0
 
 
 def test_gradients_are_left_behind() -> None:
@@ -166,16 +144,16 @@ class Cache:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_views_of_a_stages_own_memory_are_cloned(seed: int) -> None:
+def test_views_of_a_stages_own_memory_are_cloned(seed: int, clones: list[int]) -> None:
     with pipe([Cache(), lambda m: m.sum(0)], seed, depth=3) as executor:
         xs = [torch.full((30,), float(n + 1)) for n in range(12)]
         for n, y in enumerate(executor.map(xs)):
             assert y[0] == (n + 1) * (n + 2) / 2, f"seed {seed}"
-    assert OnTheHost.clones == 12
+    assert len(clones) == 12
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_static_outputs_are_cloned(seed: int) -> None:
+def test_static_outputs_are_cloned(seed: int, clones: list[int]) -> None:
     static = torch.empty(1000)
 
     def graph(x: Any) -> Any:
@@ -185,7 +163,7 @@ def test_static_outputs_are_cloned(seed: int) -> None:
         assert [y[-1].item() for y in executor.map([torch.full((1000,), float(n)) for n in range(12)])] == [
             2 * n + 3 for n in range(12)
         ]
-    assert OnTheHost.clones == 12
+    assert len(clones) == 12
 
 
 @pytest.mark.parametrize(
@@ -202,7 +180,7 @@ def test_inputs_may_be_returned(give_back: Any) -> None:
         del got, pairs
 
 
-def test_fresh_outputs_and_views_of_them_are_not_cloned() -> None:
+def test_fresh_outputs_and_views_of_them_are_not_cloned(clones: list[int]) -> None:
     def views(x: Any) -> Any:
         y = x + 1
         return y[:5], (x * 2).reshape(-1)
@@ -210,7 +188,7 @@ def test_fresh_outputs_and_views_of_them_are_not_cloned() -> None:
     with torch.no_grad(), pipe([views, lambda x: x[0]]) as executor:
         for _ in range(3):
             executor.submit(torch.ones(10, 4)).result()
-    assert OnTheHost.clones == 3  # of what the second stage returns: a part of its input
+    assert len(clones) == 3  # of what the second stage returns: a part of its input
 
 
 def test_keeping_an_input_is_an_error() -> None:

@@ -47,7 +47,7 @@ def test_the_extras_exist():
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {name for name in re.findall(r"`\[(\w+)\]`", README)} == set(extras)
+    assert {name for name in re.findall(r"`\[([\w-]+)\]`", README)} == set(extras)
 
 
 def test_the_files_it_points_to_are_there():

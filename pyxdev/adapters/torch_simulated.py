@@ -1,0 +1,69 @@
+"""Torch stages on simulated devices: CPU tensors over their memory.
+
+A stage waits for its simulated stream and runs at once, on the host, so it takes no simulated time and nothing of it is
+seen by the ordering checker; copies between devices, slots and what is in flight are as on a GPU. It is for trying a
+pipeline where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.dlpack import from_dlpack
+
+from pyxdev._native import HOST, Array, Lease, Runtime, Stream
+from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
+from pyxdev.adapters.torch import TorchAdapter
+
+if TYPE_CHECKING:
+    from pyxdev.executor.slots import Slot
+    from pyxdev.executor.stages import BoundStage
+    from pyxdev.executor.tickets import Microbatch
+
+
+class SimulatedTorchAdapter(TorchAdapter):
+    """See the module's docstring. Modules and what a stage keeps are in host memory; results are CPU tensors."""
+
+    uncapturable = "torch stages of simulated devices run on the host, so there is nothing to capture"
+
+    def __init__(self, layouts: Layouts) -> None:
+        super().__init__(layouts)
+        self._inside: BoundStage | None = None
+        self._turn = 0
+        self._results: Stream | None = None
+
+    def device(self, leaf: Any) -> int:
+        return HOST if self._inside is None else self._inside.device
+
+    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
+        self._turn = batch.turn
+        return super().run(stage, batch, slot, incoming)
+
+    @contextmanager
+    def _current(self, stage: BoundStage) -> Iterator[None]:
+        stage.stream.synchronize()
+        self._inside, outer = stage, self._inside
+        try:
+            yield
+        finally:
+            self._inside = outer
+
+    def _own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
+        """Moves output n to memory of the device."""
+        spec = super()._own(stage, arrays, n)
+        block: Lease = stage.blocks.take(self._turn, spec.nbytes)
+        memory = Array(stage.runtime, stage.device, block.item.address, (spec.nbytes,), "uint8", owner=block)
+        arrays[n] = from_dlpack(memory).view(arrays[n].dtype).view(spec.shape).copy_(arrays[n])
+        return spec
+
+    def _their_stream(self, runtime: Runtime, device: int) -> Stream:
+        if self._results is None:
+            self._results = runtime.stream(device)
+        return self._results
+
+    def close(self) -> None:
+        super().close()
+        if self._results is not None:
+            self._results.close()
