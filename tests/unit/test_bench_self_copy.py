@@ -16,7 +16,8 @@ MIB = 1 << 20
 
 def rows_of(src: int, dst: int, what: str) -> list[self_copy.Row]:
     vendor_child.build_fakes()
-    code = f"import json\nfrom bench import self_copy\nprint(json.dumps(self_copy.bare(({src}, {dst}), 1e-4, {MIB}, {what!r})))"
+    code = f"bare(({src}, {dst}), 1e-4, {MIB}, {what!r})"
+    code = f"import json\nfrom bench.self_copy import bare\nprint(json.dumps({code}))"
     rows: list[self_copy.Row] = json.loads(vendor_child.run(code, vendor_child.FAKES))
     return rows
 

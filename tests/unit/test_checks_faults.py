@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from checked import ask, by_pair, fault
+from checked import ask, by_pair, fault, machine
 
-from pyxdev.checks import CHECKS, Result, Verdict
-from pyxdev.checks.data import Large
+from pyxdev._native import Runtime, Stream
+from pyxdev.backends import sim
+from pyxdev.checks import CHECKS, Result, Verdict, pattern
+from pyxdev.checks.child import run_check
+from pyxdev.checks.data import DataCheck, Large, PeerKernels
+from pyxdev.checks.kernels import REPORT_BYTES, HostKernels, memory
 from pyxdev.checks.rig import Rig
 from pyxdev.checks.timing import Bandwidth
 
@@ -159,6 +164,63 @@ class TestPeers:
         assert by_pair(ask(CHECK["peer-access"], **options), Verdict.WAIVED) == {"0>1", "1>0"}
         assert by_pair(ask(CHECK["direct-data"], **options), Verdict.WAIVED) == {"0>1", "1>0"}
         assert by_pair(ask(CHECK["staged-data"], **options), Verdict.PASS) == {"0>1", "1>0"}
+
+
+class Reaching(HostKernels):
+    """Simulated kernels that reach the memory of peers, but for the fill or the check of this number, from 1.
+
+    A rig begins with a fill and a check on each device.
+    """
+
+    def __init__(self, lost_fill: int = 0, lost_check: int = 0) -> None:
+        self.lost_fill, self.lost_check = lost_fill, lost_check
+        self.fills = self.checks = 0
+
+    def fill(self, stream: Stream, address: int, nbytes: int, key: int, first: int) -> None:
+        self.fills += 1
+        if self.fills != self.lost_fill:
+            stream.launch(lambda: memory(address, nbytes).__setitem__(slice(None), pattern.make(key, first, nbytes)))
+
+    def check(self, stream: Stream, address: int, nbytes: int, key: int, first: int, report: int) -> None:
+        self.checks += 1
+        lost = self.checks == self.lost_check
+
+        def run() -> None:
+            wrong = np.count_nonzero(memory(address, nbytes) != pattern.make(key, first, nbytes))
+            memory(report, REPORT_BYTES).view(np.uint64)[:3] = (nbytes if lost else wrong, ~np.uint64(0), nbytes)
+
+        stream.launch(run)
+
+
+class TestPeerKernels:
+    class Asked(PeerKernels):
+        """On simulated devices too."""
+
+        def needs(self, runtime: Runtime) -> str | None:
+            return DataCheck.needs(self, runtime)
+
+    def ask(self, kernels: Reaching) -> list[Result]:
+        with Runtime(sim.driver(machine())) as runtime, Rig(runtime, kernels) as rig:
+            return list(run_check(self.Asked(), rig))
+
+    def test_kernels_that_reach_each_other(self) -> None:
+        assert by_pair(self.ask(Reaching()), Verdict.PASS) == {"0>1", "1>0"}
+
+    def test_stores_that_stay_in_a_mirror(self) -> None:
+        results = self.ask(Reaching(lost_fill=4))
+        assert by_pair(results, Verdict.FAIL) == {"0>1"}
+        assert_words(results, "written by a kernel of the other device: .*never written")
+
+    def test_loads_of_something_else(self) -> None:
+        results = self.ask(Reaching(lost_check=6))
+        assert by_pair(results, Verdict.FAIL) == {"1>0"}
+        assert_words(results, "loads: .*read by a kernel of the other device")
+
+
+def test_every_check_that_can_fail_is_made_to_fail() -> None:
+    """legs and latency give figures; what is slow has no verdict but INCONCLUSIVE."""
+    apart = {"peer-access", "peer-kernels", "large"}  # TestPeers, TestPeerKernels, TestLarge
+    assert {key for key, *_ in FAILURES} | apart == set(CHECK) - {"legs", "latency"}
 
 
 class TestSpeed:
