@@ -49,7 +49,6 @@ class TorchAdapter:
         self._layouts = layouts
         self._specs: dict[tuple[Any, Any], Spec] = {}
         self._stream: Any = None  # torch's view of the stage's stream
-        self._pool: Any = None  # for the memory of captured graphs
         self._streams = Streams()  # of the caller
         self._ready: Event | None = None
 
@@ -120,13 +119,12 @@ class TorchAdapter:
 
     @contextmanager
     def _pooled(self, stage: BoundStage) -> Iterator[Any]:
-        """Memory of a pool of torch's allocator that nothing else uses. The graphs of a stage share it: they run one
-        after the other, and the outputs of each are kept."""
+        """Memory of a pool of torch's allocator. Each graph has one of its own: in a pool that they shared, what one
+        has freed would become an output of the next, and be written again by the first while it is being read."""
         with self._current(stage):
-            if self._pool is None:
-                self._pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(self._pool, device=torch.device("cuda", stage.device)):
-                yield self._pool
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool, device=torch.device("cuda", stage.device)):
+                yield pool
 
     def _queue(self, stage: BoundStage, views: Views, incoming: Value) -> Activation:
         arrays: list[Any] = []
@@ -206,7 +204,6 @@ class TorchAdapter:
         return Views(from_dlpack(memory), layout.offsets, layout.specs).tensors
 
     def close(self) -> None:
-        self._pool = None
         self._streams.close()
         if self._ready is not None:
             self._ready.close()

@@ -44,7 +44,8 @@ class Captured:
         self._graph = graph
         self._value = outgoing.value
         self._spans = outgoing.spans
-        self._memory: Any = (memory, outgoing.keep)
+        self._keep = outgoing.keep
+        self._memory = memory
         self._constants = constants
         self._free: list[None] = [None]  # empty while somebody needs the outputs of the last launch
 
@@ -69,7 +70,7 @@ class Captured:
     def close(self) -> None:
         """No launch is left to run."""
         self._graph.close()
-        self._memory = None
+        self._keep = self._memory = None  # in this order: torch's tensors before their pool
 
 
 class Trial:

@@ -254,6 +254,25 @@ def test_memory_of_graphs_stays_bounded(torch, runtime):
         assert all(after < before for after, before in zip(left, reserved[-1], strict=True))
 
 
+@pytest.mark.parametrize("depth", [2, 4])
+def test_scratch_of_one_graph_is_no_output_of_another(torch, runtime, depth):
+    """Large outputs that are read for long, through the host, behind stages that free as much as they return."""
+    devices = [0, runtime.device_count - 1]
+
+    def chain(x):
+        for _ in range(3):
+            x = ((x * 2) + 1) * 1
+        return x
+
+    with Executor(devices, [chain, lambda x: x * 1], runtime=runtime, graph="on", host_stage="1", depth=depth,
+                  in_flight=8) as pipeline:  # fmt: skip
+        xs = [torch.full((8 << 20,), float(n), device="cuda:0") for n in range(24)]
+        for _ in range(2):
+            for n, y in enumerate(pipeline.map(xs)):
+                assert (y == 8 * n + 7).all().item(), n
+        assert [stage.captured for stage in pipeline.plan().stages] == [depth, depth]
+
+
 class Odd:
     """A stage that cannot be captured, or that must not be."""
 
