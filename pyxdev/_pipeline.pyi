@@ -1,10 +1,56 @@
 """What the executor does for every stage of every microbatch; executor/stages.py has the order of it all."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pyxdev._native import Array, Buffer, Event, Lease, Link, Runtime, Stream
-from pyxdev.adapters.activation import Layout
+from pyxdev.adapters.activation import Spec
+
+ARRAY: str
+PLAIN: str
+
+class Node(NamedTuple):
+    """A tuple, list, dict or named tuple; children are Nodes, ARRAY or PLAIN."""
+
+    kind: type
+    keys: tuple[Any, ...] | None  # of a dict
+    children: tuple[Any, ...]
+
+_Structure = Any  # Node | "array" | "plain"; hashable
+
+def flatten(x: Any, is_array: Callable[[Any], bool] | None, arrays: list[Any], plain: list[Any]) -> _Structure:
+    """Appends the leaves of x, in order, to arrays and plain; returns the structure. is_array: None for Arrays alone.
+
+    Raises InvalidArgument for a subclass of tuple, list or dict that build() could not make again.
+    """
+
+def build(structure: _Structure, arrays: Iterator[Any], plain: Iterator[Any]) -> Any:
+    """The value of this structure, with leaves taken in order."""
+
+def plain_paths(structure: _Structure, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the plain leaves are, in order: the keys and positions that lead to each."""
+
+class Layout:
+    """The structure of a value, its arrays, and their places in a block of nbytes bytes, each at a multiple of 256."""
+
+    def __init__(self, structure: _Structure, specs: tuple[Spec, ...]) -> None: ...
+    @property
+    def structure(self) -> _Structure: ...
+    @property
+    def specs(self) -> tuple[Spec, ...]: ...
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def paths(self) -> list[tuple[Any, ...]]:
+        """Of the plain leaves; see plain_paths()."""
+    def fits(self, structure: _Structure, arrays: list[Any]) -> bool:
+        """Whether a value of this structure, whose arrays tell shape and dtype as a Spec does, has this layout."""
+    def same(self, other: Layout) -> bool:
+        """Whether values of both look alike. Two layouts of one table nearly always are one object then."""
+    def example(self, plain: Sequence[Any]) -> Any:
+        """The value with a Spec for each array."""
 
 class Value:
     """What a stage is given, but for the arrays' memory.
@@ -81,6 +127,21 @@ class Slot:
     def borrow(self, free: Lease) -> None:
         """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
 
+class SlotRing:
+    """Slots used in turn. never: an event that is not recorded."""
+
+    def __init__(self, runtime: Runtime, depth: int, in_flight: int) -> None: ...
+    @property
+    def ring(self) -> list[Slot]: ...
+    @property
+    def arrivals(self) -> list[Event]: ...
+    @property
+    def never(self) -> Event: ...
+    def of(self, turn: int) -> Slot:
+        """The slot of this turn."""
+    def take(self, turn: int, nbytes: int) -> Slot:
+        """The same, with room for nbytes. Raises as enlarge(turn, nbytes), a subclass's, which makes room."""
+
 class Blocks:
     """Memory for the outputs of one stage. Whoever queues a reader keeps the block until the stage's stream waits for
     that reader, so memory that comes back may be written by the stage's stream at once."""
@@ -142,19 +203,26 @@ class RawStage:
     def dropped(self) -> list[Lease]: ...
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Uninitialised memory, free to be written by the stage's stream. It serves again when nobody refers to it."""
-    def take_over(self, layout: Layout, arrays: list[Array]) -> tuple[list[tuple[int, int, int]], list[Lease]]:
-        """Spans and blocks of the outputs; copies of those whose memory is not from empty() or that the stage keeps.
-        Only `arrays` may refer to them on our side; it is emptied."""
+    def call(self, fn: Any, slot: Slot, incoming: Value, arrays: list[Any], plain: list[Any]) -> _Structure:
+        """Calls fn(self, x) with Arrays over the slot, and takes apart what it returns; see flatten().
+
+        Raises InvalidArgument for an array that cannot be an output, and what fn raises."""
+    def output(self, layout: Layout, arrays: list[Any], plain: list[Any]) -> Activation:
+        """The outputs, and copies of those whose memory is not from empty() or that the stage keeps. Only `arrays` may
+        refer to them on our side; it is emptied."""
     def copy(self, address: int, nbytes: int) -> Lease:
         """A copy, in stream order."""
 
 class Call:
     """A C function (xd_function in native/xdev.h) for inputs and outputs of known layouts, each packed in a block."""
 
-    def __init__(self, stream: Stream, function: int, user: int, given: Layout, returned: Layout) -> None: ...
-    def now(self, x: int, y: int) -> int:
-        """Calls it, without the GIL and with the stream's device current, for blocks at these addresses. Returns what
-        it returned."""
-    def later(self, x: int, y: int, batch: Any, failed: Callable[[Any], object], cost: float, label: str) -> None:
+    def __init__(self, stream: Stream, blocks: Blocks, function: int, user: int, given: Layout, value: Value) -> None:
+        """given: of the input. value: the output."""
+    def now(self, slot: Slot, turn: int) -> Activation:
+        """Calls it, without the GIL and with the stream's device current. Raises FunctionFailed for what it returns
+        other than 0."""
+    def later(
+        self, slot: Slot, turn: int, batch: Any, failed: Callable[[Any], object], cost: float, label: str
+    ) -> Activation:
         """Calls it when the simulated stream gets there, unless batch.stopped. cost: seconds of the compute engine.
         failed: takes what it returned, if not 0, or the exception that kept it from being called."""

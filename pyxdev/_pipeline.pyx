@@ -9,50 +9,14 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
-from collections import deque
+from collections import deque, namedtuple
 
 from pyxdev._native cimport Array, Buffer, Event, Lease, Link, Runtime, Stream
 from pyxdev.xdev cimport xd_function, xd_kernel, xd_range
 
-# ---- what goes from stage to stage -----------------------------------------------------------------------------------
+from pyxdev import errors
 
-cdef class Value:
-    cdef readonly object layout
-    cdef readonly list plain
-    cdef readonly object guess
-
-    def __init__(self, layout, list plain not None, guess):
-        self.layout, self.plain, self.guess = layout, plain, guess
-
-    @property
-    def complete(self):
-        return len(self.plain) == len(self.layout.paths)
-
-    def values(self):
-        return self.plain
-
-
-cdef class Activation:
-    cdef readonly int device
-    cdef readonly Value value
-    cdef readonly list spans
-    cdef readonly object keep
-    cdef public Event ready
-
-    def __init__(self, int device, Value value not None, list spans not None, keep):
-        self.device, self.value, self.spans, self.keep = device, value, spans, keep
-
-    @property
-    def layout(self):
-        return self.value.layout
-
-    def address(self, uint64_t offset):
-        cdef uint64_t begin, at, nbytes
-        for span in self.spans:
-            begin, at, nbytes = <tuple>span
-            if begin <= offset < begin + nbytes:
-                return at + offset - begin
-        return 0
+include "_activation.pxi"
 
 
 # ---- slots and events ------------------------------------------------------------------------------------------------
@@ -105,6 +69,27 @@ cdef class Slot:
 
     def borrow(self, Lease free not None):
         self.lent, self.free = free, free.item
+
+
+cdef class SlotRing:
+    cdef readonly list ring
+    cdef readonly list arrivals
+    cdef readonly Event never
+
+    def __init__(self, Runtime runtime not None, int depth, int in_flight):
+        self.never = runtime.event()
+        self.arrivals = [runtime.event() for _ in range(in_flight)]
+        self.ring = [Slot(self.never) for _ in range(depth)]
+
+    cpdef Slot of(self, Py_ssize_t turn):
+        return self.ring[turn % len(self.ring)]
+
+    def take(self, Py_ssize_t turn, uint64_t nbytes):
+        cdef Slot slot = self.of(turn)
+        if slot.nbytes < nbytes:
+            slot = self.enlarge(turn, nbytes)
+        slot.arrived = self.arrivals[turn % len(self.arrivals)]
+        return slot
 
 
 cdef class Blocks:
@@ -230,7 +215,40 @@ cdef class RawStage:
         block = self.blocks.take(self.turn, model.nbytes)
         return model.elsewhere((<Buffer>block.item).at, lend(block, self.dropped))
 
-    def take_over(self, layout, list arrays not None):
+    def call(self, fn, Slot slot not None, Value incoming not None, list arrays not None, list plain not None):
+        cdef Array leaf
+        structure = take_apart(fn(self, self.input(slot, incoming)), None, arrays, plain)
+        for leaf in arrays:
+            if leaf.device != self.device or leaf.runtime is not self.runtime or not leaf.contiguous:
+                raise errors.InvalidArgument(
+                    f"returned {leaf!r}; contiguous arrays on the stage's own device {self.device} are allowed"
+                )
+        return structure
+
+    cdef object input(self, Slot slot, Value incoming):
+        cdef Layout layout = incoming.layout
+        views = slot.views.get(layout)
+        if views is None:
+            views = slot.views[layout] = [
+                Array(
+                    self.runtime, self.device, slot.address + offset, spec.shape, spec.dtype, nbytes=spec.nbytes,
+                    owner=slot.buffer, stream=self.stream,
+                )
+                for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+            ]
+        if layout.structure is ARRAY:
+            return views[0]
+        if not incoming.complete:
+            self.stream.synchronize()  # plain values of a stage that runs later than it is submitted
+        return build(layout.structure, iter(views), iter(incoming.values()))
+
+    def output(self, Layout layout not None, list arrays not None, list plain not None):
+        cdef Value value = Value.__new__(Value)
+        value.layout, value.plain, value.guess = layout, plain, plain
+        spans, blocks = self.take_over(layout, arrays)
+        return activation(self.device, value, spans, blocks)
+
+    cdef tuple take_over(self, Layout layout, list arrays):
         cdef list blocks = [], places = [], spans = []
         cdef Lease block
         cdef Array leaf
@@ -292,13 +310,18 @@ cdef class Call:
     cdef uint64_t *sizes
     cdef void **arrays
     cdef size_t inputs
-    cdef uint64_t read, written  # bytes of both blocks
+    cdef uint64_t read  # bytes of the block of inputs
+    cdef Value value
+    cdef Blocks blocks
 
-    def __init__(self, Stream stream not None, uintptr_t function, uintptr_t user, given, returned):
+    def __init__(self, Stream stream not None, Blocks blocks not None, uintptr_t function, uintptr_t user,
+                 Layout given not None, Value value not None):
+        cdef Layout returned = value.layout
         cdef size_t n
+        self.value, self.blocks = value, blocks
         self.stream, self.function, self.user = stream, <xd_function>function, <void *>user
         self.inputs, self.count = len(given.offsets), len(given.offsets) + len(returned.offsets)
-        self.read, self.written = given.nbytes, returned.nbytes
+        self.read = given.nbytes
         self.offsets = <uint64_t *>PyMem_Calloc(self.count + 1, sizeof(uint64_t))
         self.sizes = <uint64_t *>PyMem_Calloc(self.count + 1, sizeof(uint64_t))
         self.arrays = <void **>PyMem_Calloc(self.count + 1, sizeof(void *))
@@ -319,22 +342,38 @@ cdef class Call:
         for n in range(self.count):
             arrays[n] = <void *><uintptr_t>(self.offsets[n] + (x if n < self.inputs else y))
 
-    def now(self, uint64_t x, uint64_t y):
-        self.place(self.arrays, x, y)
-        return self.stream.call(self.function, self.arrays, self.sizes, self.arrays + self.inputs, self.user)
+    cdef Activation output(self, turn):
+        cdef uint64_t nbytes = self.value.layout.nbytes
+        cdef Lease block = self.blocks.take(turn, nbytes)
+        cdef list spans = [(0, (<Buffer>block.item).at, nbytes)] if nbytes else []
+        return activation(self.stream.device, self.value, spans, block)
 
-    def later(self, uint64_t x, uint64_t y, batch, failed, double cost, label):
+    cdef uint64_t written(self, Activation output):
+        return (<Buffer>(<Lease>output.keep).item).at
+
+    def now(self, Slot slot not None, turn):
+        cdef Activation output = self.output(turn)
+        cdef int code
+        self.place(self.arrays, slot.address, self.written(output))
+        code = self.stream.call(self.function, self.arrays, self.sizes, self.arrays + self.inputs, self.user)
+        if code:
+            raise errors.FunctionFailed(f"returned {code}", code=code)
+        return output
+
+    def later(self, Slot slot not None, turn, batch, failed, double cost, label):
+        cdef Activation output = self.output(turn)
         cdef Later later = Later.__new__(Later)
         cdef xd_kernel kernel
         cdef xd_range[2] ranges
         cdef bytes text = label.encode()
         cdef size_t count = 0
+        cdef uint64_t x = slot.address, y = self.written(output)
         later.arrays = <void **>PyMem_Calloc(self.count + 1, sizeof(void *))
         if later.arrays == NULL:
             raise MemoryError
         later.what, later.batch, later.failed = self, batch, failed
         self.place(later.arrays, x, y)
-        for address, nbytes, write in ((x, self.read, 0), (y, self.written, 1)):
+        for address, nbytes, write in ((x, self.read, 0), (y, self.value.layout.nbytes, 1)):
             if nbytes:
                 ranges[count].device = self.stream.device
                 ranges[count].address, ranges[count].bytes, ranges[count].write = address, nbytes, write
@@ -344,6 +383,7 @@ cdef class Call:
         kernel.ranges, kernel.range_count = ranges, count
         Py_INCREF(later)  # given back by drop_later, which is called on failure too
         self.stream.start(&kernel)
+        return output
 
 
 cdef class Later:

@@ -10,7 +10,7 @@ import ctypes
 import sys
 from _ctypes import CFuncPtr
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyxdev._pipeline import Call
 from pyxdev.adapters.activation import Activation, Layout, Layouts, Value
@@ -83,69 +83,45 @@ def pointer(thing: Any) -> int | None:
     return None
 
 
-class Known(NamedTuple):
-    """All that is the same for every microbatch with such an input."""
-
-    value: Value  # of the output
-    call: Call
-
-
 class FunctionAdapter(RawAdapter):
     """See the module's docstring. Inputs and results are those of raw stages. What `out` has besides arrays goes on to
     the next stage; the function sees arrays alone."""
 
     name = "c"
-    LIMIT = 4096  # kept of Known
+    LIMIT = 4096  # calls kept
+    later = ("sim",)  # backends where it is called when the stream gets there
 
     def __init__(self, layouts: Layouts) -> None:
         super().__init__(layouts)
-        self._known: dict[Layout, Known] = {}
-        self._calls: dict[tuple[Layout, Layout], Call] = {}
+        self._known: dict[Layout, Call] = {}
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         try:
-            if stage.runtime.backend != "sim":
+            if stage.runtime.backend not in self.later:
                 return self.queue(stage, batch.turn, slot, incoming)
-            known = self._known.get(incoming.layout) or self._expect(stage, incoming)
+            call = self._known.get(incoming.layout) or self._expect(stage, incoming)
             cost = self._ask(stage, stage.cost, incoming)
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
-        output = self._output(stage, batch.turn, known)
-        failed = partial(_fail, stage, batch)
-        known.call.later(slot.address, output.keep.item.address, batch, failed, cost, stage.name[:31])
-        return output
+        return call.later(slot, batch.turn, batch, partial(_fail, stage, batch), cost, stage.name[:31])
 
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
-        if stage.runtime.backend == "sim":
+        if stage.runtime.backend in self.later:
             raise Unsupported("on simulated devices a C function runs on the host, so there is nothing to capture")
-        known = self._known.get(incoming.layout) or self._expect(stage, incoming)
-        output = self._output(stage, turn, known)
-        code = known.call.now(slot.address, output.keep.item.address)
-        if code:
-            raise FunctionFailed(f"returned {code}", code=code)
-        return output
+        call = self._known.get(incoming.layout) or self._expect(stage, incoming)
+        return call.now(slot, turn)
 
-    def _output(self, stage: BoundStage, turn: int, known: Known) -> Activation:
-        nbytes = known.value.layout.nbytes
-        block = stage.blocks.take(turn, nbytes)
-        return Activation(stage.device, known.value, [(0, block.item.address, nbytes)] if nbytes else [], block)
-
-    def _expect(self, stage: BoundStage, incoming: Value) -> Known:
+    def _expect(self, stage: BoundStage, incoming: Value) -> Call:
         layout, plain = declared(self._layouts, self._ask(stage, stage.out, incoming))
-        if len(self._calls) >= self.LIMIT:
+        if len(self._known) >= self.LIMIT:
             self._known.clear()
-            self._calls.clear()
-        given = incoming.layout
-        call = self._calls.get((given, layout))
-        if call is None:
-            function = stage.fn
-            call = Call(stage.stream, function.address, function.user, given, layout)
-            self._calls[given, layout] = call
-        known = Known(Value(layout, plain, plain), call)
+        given, function = incoming.layout, stage.fn
+        value = Value(layout, plain, plain)
+        call = Call(stage.stream, stage.blocks, function.address, function.user, given, value)
         if not (given.paths and callable(stage.out)):  # no plain value of x can change anything
-            self._known[given] = known
-        return known
+            self._known[given] = call
+        return call
 
     def _ask(self, stage: BoundStage, given: Any, incoming: Value) -> Any:
         """The value given for a stage, or what the function given makes of x, with a Spec for each array."""

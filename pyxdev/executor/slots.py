@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from pyxdev._native import Runtime
-from pyxdev._pipeline import Blocks, Events, Slot
+from pyxdev._pipeline import Blocks, Events, Slot, SlotRing
 from pyxdev.errors import OutOfMemory
 
 __all__ = ["Blocks", "Events", "Leaving", "Slot", "Slots"]
@@ -41,23 +41,21 @@ class Leaving:
             self._buffers.popleft()[1].close()
 
 
-class Slots:
+class Slots(SlotRing):
     """The slots of one stage's inputs, used in turn. There are as many events as microbatches in flight, so each tells
     of one microbatch as long as that is on its way."""
 
     def __init__(
         self, runtime: Runtime, device: int, depth: int, in_flight: int, shrinks: bool, leaving: Leaving
     ) -> None:
+        super().__init__(runtime, depth, in_flight)
         self._runtime = runtime
         self._device = device
         self._shrinks = shrinks
         self._leaving = leaving
-        self.arrivals = [runtime.event() for _ in range(in_flight)]
-        self._never = runtime.event()  # is never recorded, so nobody waits for it
-        self.ring = [Slot(self._never) for _ in range(depth)]
 
-    def take(self, turn: int, nbytes: int) -> Slot:
-        """The slot of this turn, with room for nbytes.
+    def enlarge(self, turn: int, nbytes: int) -> Slot:
+        """The slot of this turn, which has no room for nbytes yet.
 
         Raises OutOfMemory, with the depth that fits, unless the depth was chosen automatically and may shrink.
         """
@@ -70,12 +68,7 @@ class Slots:
                     raise self._too_deep(nbytes, error) from error
                 self._give_up(slot, turn, nbytes)
                 slot = self.of(turn)
-        slot.arrived = self.arrivals[turn % len(self.arrivals)]
         return slot
-
-    def of(self, turn: int) -> Slot:
-        """The slot of this turn."""
-        return self.ring[turn % len(self.ring)]
 
     def _grow(self, slot: Slot, turn: int, nbytes: int) -> None:
         try:
@@ -123,5 +116,5 @@ class Slots:
             slot.views.clear()
             if slot.buffer is not None:
                 slot.buffer.close()
-        for event in (*self.arrivals, self._never):
+        for event in (*self.arrivals, self.never):
             event.close()

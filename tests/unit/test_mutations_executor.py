@@ -258,7 +258,7 @@ from Cython.Compiler.Main import compile_single
 from Cython.Compiler.Options import CompilationOptions, default_options
 
 options = CompilationOptions(
-    {**default_options, "include_path": [sys.argv[1]], "module_name": "pyxdev._pipeline",
+    {**default_options, "include_path": [sys.argv[1], sys.argv[1] + "/pyxdev"], "module_name": "pyxdev._pipeline",
      "compiler_directives": {"language_level": "3"}}
 )
 assert not compile_single("_pipeline.pyx", options, "pyxdev._pipeline").num_errors
