@@ -71,6 +71,7 @@ enum { /* CUdevice_attribute */
 };
 
 enum { CU_PORTABLE = 1 };           /* of cuMemHostAlloc */
+enum { CU_REGISTER_PORTABLE = 1 };  /* of cuMemHostRegister */
 enum { CU_NON_BLOCKING = 1 };       /* CUstream_flags */
 enum { CU_WITHOUT_TIMING = 2 };     /* CUevent_flags */
 enum { CU_CAPTURE_THREAD_LOCAL = 1 }; /* CUstreamCaptureMode */
@@ -141,6 +142,8 @@ typedef struct cu_copy_3d_peer { /* CUDA_MEMCPY3D_PEER */
     X(cuMemFree, 3020, 0, (cu_address))                                                                   \
     X(cuMemHostAlloc, 2020, 0, (void **, size_t, unsigned))                                               \
     X(cuMemFreeHost, 2000, 0, (void *))                                                                   \
+    X(cuMemHostRegister, 6050, 0, (void *, size_t, unsigned))                                             \
+    X(cuMemHostUnregister, 4000, 0, (void *))                                                             \
     X(cuStreamCreateWithPriority, 5050, 0, (cu_stream *, unsigned, int))                                  \
     X(cuStreamDestroy, 4000, 0, (cu_stream))                                                              \
     X(cuStreamQuery, 2000, 0, (cu_stream))                                                                \

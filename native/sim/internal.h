@@ -75,6 +75,7 @@ typedef struct sim_block {
     uint64_t address, bytes;
     uint64_t id;
     int device;       /* or XD_HOST */
+    int foreign;      /* somebody else's memory: not unmapped */
     int freed;        /* freed by the caller; kept for the work queued before */
     uint64_t last_op; /* freed: the newest operation that may still use it */
     sim_pieces pieces;

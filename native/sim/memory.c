@@ -54,7 +54,8 @@ static void insert(sim_memory *memory, sim_block block)
 
 static void unmap(sim_memory *memory, sim_block *block)
 {
-    munmap((void *)(uintptr_t)block->address, block->bytes);
+    if (!block->foreign)
+        munmap((void *)(uintptr_t)block->address, block->bytes);
     sim_pieces_clear(&block->pieces);
     size_t place = (size_t)(block - memory->blocks);
     memory->count--;
@@ -64,7 +65,8 @@ static void unmap(sim_memory *memory, sim_block *block)
 void sim_memory_clear(sim *s)
 {
     for (size_t i = 0; i < s->memory.count; i++) {
-        munmap((void *)(uintptr_t)s->memory.blocks[i].address, s->memory.blocks[i].bytes);
+        if (!s->memory.blocks[i].foreign)
+            munmap((void *)(uintptr_t)s->memory.blocks[i].address, s->memory.blocks[i].bytes);
         sim_pieces_clear(&s->memory.blocks[i].pieces);
     }
     free(s->memory.blocks);
@@ -116,14 +118,20 @@ static void reap(sim *s)
     }
 }
 
+/* *address: 0, or somebody else's memory. */
 static int map(sim *s, int device, uint64_t bytes, const char *operation, uint64_t *address, xd_error *err)
 {
+    sim_block block = {.address = *address, .bytes = bytes, .id = s->memory.next_id++, .device = device,
+                       .foreign = *address != 0};
     if (reserve(&s->memory))
         return xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "no host memory for the list of allocations");
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
-        return xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "the host has no address space for %" PRIu64 " bytes", bytes);
-    sim_block block = {.address = (uint64_t)(uintptr_t)memory, .bytes = bytes, .id = s->memory.next_id++, .device = device};
+    if (!block.foreign) {
+        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED)
+            return xd_fail(err, XD_NO_HOST_MEMORY, 0, operation, "the host has no address space for %" PRIu64 " bytes",
+                           bytes);
+        block.address = (uint64_t)(uintptr_t)memory;
+    }
     insert(&s->memory, block);
     *address = block.address;
     return XD_OK;
@@ -180,10 +188,13 @@ int sim_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint64_t *ad
                              "%" PRIu64 " bytes do not fit device %d: %" PRIu64 " of %" PRIu64 " bytes are free", bytes,
                              device, at->is.memory - at->used, at->is.memory);
     }
+    uint64_t where = 0;
     if (!status)
-        status = map(s, device, bytes, operation, address, err);
-    if (!status)
+        status = map(s, device, bytes, operation, &where, err);
+    if (!status) {
         at->used += bytes;
+        *address = where;
+    }
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -199,11 +210,10 @@ int sim_device_free(xd_driver *driver, int device, uint64_t address, xd_error *e
     return status;
 }
 
-int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err)
+static int lock_pages(sim *s, void *given, uint64_t bytes, void **address, xd_error *err)
 {
     static const char operation[] = "host_alloc";
-    sim *s = sim_of(driver);
-    uint64_t where = 0;
+    uint64_t where = (uint64_t)(uintptr_t)given;
     pthread_mutex_lock(&s->lock);
     int status = sim_refuse_here(s, operation, err);
     s->host += s->config.costs.alloc;
@@ -220,6 +230,16 @@ int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *
     }
     pthread_mutex_unlock(&s->lock);
     return status;
+}
+
+int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err)
+{
+    return lock_pages(sim_of(driver), NULL, bytes, address, err);
+}
+
+int xd_sim_adopt(xd_driver *driver, void *address, uint64_t bytes, xd_error *err)
+{
+    return lock_pages(sim_of(driver), address, bytes, &address, err);
 }
 
 int sim_host_free(xd_driver *driver, void *address, xd_error *err)

@@ -111,6 +111,10 @@ typedef struct xd_sim_config {
 /* Strings and arrays of the configuration are copied. */
 int xd_sim_create(xd_driver **out, const xd_sim_config *config, xd_error *err);
 
+/* Somebody else's memory becomes page-locked memory of these devices, until host_free; for stand-ins of a vendor's
+   library. */
+int xd_sim_adopt(xd_driver *sim, void *address, uint64_t bytes, xd_error *err);
+
 /* The submitting thread does something else for so long. */
 void xd_sim_pass(xd_driver *sim, uint64_t ns);
 

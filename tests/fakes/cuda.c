@@ -567,6 +567,21 @@ static cu_result mem_free_host(void *address)
     return result_of(sim->host_free(sim, address, NULL));
 }
 
+static cu_result mem_host_register(void *address, size_t bytes, unsigned flags)
+{
+    NEED_CONTEXT("cuMemHostRegister");
+    if (!bytes || flags != CU_REGISTER_PORTABLE)
+        return CU_INVALID_VALUE;
+    return result_of(xd_sim_adopt(sim, address, bytes, NULL));
+}
+
+static cu_result mem_host_unregister(void *address)
+{
+    NEED_CONTEXT("cuMemHostUnregister");
+    settle(NULL);
+    return result_of(sim->host_free(sim, address, NULL));
+}
+
 /* ---- streams and events ---- */
 
 static cu_result stream_create(cu_stream *stream, unsigned flags, int priority)
@@ -1089,6 +1104,8 @@ static const entry entries[] = {
     ENTRY("cuMemFree", 3020, 99999, mem_free),
     ENTRY("cuMemHostAlloc", 2020, 99999, mem_host_alloc),
     ENTRY("cuMemFreeHost", 2000, 99999, mem_free_host),
+    ENTRY("cuMemHostRegister", 6050, 99999, mem_host_register),
+    ENTRY("cuMemHostUnregister", 4000, 99999, mem_host_unregister),
     ENTRY("cuStreamCreateWithPriority", 5050, 99999, stream_create),
     ENTRY("cuStreamDestroy", 4000, 99999, stream_destroy),
     ENTRY("cuStreamQuery", 2000, 99999, stream_query),

@@ -154,6 +154,44 @@ with open("cuda") as runtime:
 """)
 
 
+def test_rings_are_ordinary_memory() -> None:
+    """Registered; allocated where that is refused; given back only when nothing uses them."""
+    child("""
+from pyxdev.backends import open as open_backend
+
+def mapped(address):
+    with open("/proc/self/maps") as maps:
+        spans = [line.split()[0].split("-") for line in maps]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in spans)
+
+data = pattern(4 << 20)
+with open_backend("cuda") as runtime:
+    stream = runtime.stream(0)
+    target = runtime.buffer(0, len(data))
+    places = []
+    for nbytes, wish in ((32 << 20, ""), (33 << 20, "cuMemHostRegister=801"), (34 << 20, "")):
+        os.environ["PYXDEV_FAKE_CUDA_FAIL"] = wish
+        block = runtime.buffer(HOST, nbytes)
+        os.environ["PYXDEV_FAKE_CUDA_FAIL"] = ""
+        places.append(block.address)
+        memoryview(block)[: len(data)] = data
+        stream.copy(target.address, block.address, len(data), dst_device=0, src_device=HOST)
+        block.close()  # the runtime keeps it, and frees the one before, which waits
+        assert [mapped(address) for address in places] == [False] * (len(places) - 1) + [True]
+        back = runtime.buffer(HOST, len(data))
+        stream.copy(back.address, target.address, len(data), dst_device=HOST, src_device=0)
+        stream.synchronize(20)
+        assert bytes(memoryview(back)) == data
+        back.close()
+    os.environ["PYXDEV_FAKE_CUDA_FAIL"] = "cuMemHostAlloc=2"
+    raises(errors.OutOfMemory, lambda: runtime.buffer(HOST, 65 << 20), "page-locked", str(65 << 20))
+    os.environ["PYXDEV_FAKE_CUDA_FAIL"] = ""
+    stream.close()
+    target.close()
+assert not any(mapped(address) for address in places)
+""")
+
+
 def test_peer_access() -> None:
     child(
         """
