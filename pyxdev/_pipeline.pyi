@@ -160,7 +160,8 @@ class Blocks:
 class Outputs:
     """Outputs of a stage that are still being read.
 
-    in_flight: microbatches of the executor. most: outputs that are held, of a microbatch one for each reader.
+    in_flight: microbatches of the executor. most: outputs that are held, one for each reader, when settle() lets go of
+    those of the oldest microbatch.
     """
 
     def __init__(self, stream: Stream, in_flight: int, most: int) -> None: ...

@@ -45,7 +45,7 @@ class BoundStage:
         self.ends = [runtime.event() for _ in range(in_flight)]  # of microbatches, by turn; not of the last stage
         self.blocks = Blocks(runtime, device, leaving)
         self.is_last = False
-        self.outputs = Outputs(self.stream, in_flight, depth * readers)
+        self.outputs = Outputs(self.stream, in_flight, (depth - 1) * readers + 1)
         self.kept = False  # whether others than the next stage read the outputs
         self.output: Any = None  # the last Activation, if kept
         self.graph = stage.graph or graph

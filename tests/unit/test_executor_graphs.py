@@ -131,6 +131,40 @@ def test_results_and_tickets_that_are_kept_stay_as_they_are(seed: int) -> None:
         del early, first, asked, again, ticket
 
 
+@pytest.mark.parametrize("mode", ["on", "auto"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_stages_that_skip_branch_and_join_or_read_nothing(mode: str, depth: int) -> None:
+    def makes(stage: Any, x: Any) -> Any:
+        assert x == ()
+        y = stage.empty((40,), "float32")
+        kernel(stage, lambda: np.arange(40, dtype=np.float32), y)
+        return y
+
+    def joins(stage: Any, x: Any) -> Any:
+        a, b, c = x[0]["a"], x[1]["a"], x[2]
+        y = stage.empty(a.shape, a.dtype)
+        kernel(stage, lambda a, b, c: a + b * c, y, a, b, c)
+        return {"a": y, "n": x[0]["n"]}
+
+    first, second = Affine(), InPlace()
+    stages = [
+        Stage(first, name="first"),
+        Stage(makes, name="made", inputs=()),
+        Stage(second, inputs="first", name="second"),
+        Stage(joins, inputs=("second", "first", "made")),
+    ]
+    for seed in range(3):
+        with pipe(stages, seed, [0, 1, 0, 2], graph=mode, depth=depth, in_flight=5) as pipeline:
+            xs = vectors(30)
+            for x, y in zip(xs, pipeline.map(xs), strict=True):
+                a = first.by_hand(x)
+                wanted = second.by_hand(a)["a"] + a["a"] * np.arange(40, dtype=np.float32)
+                check(y, {"a": wanted, "n": 5}, f"seed {seed}")
+            assert captured(pipeline) == [depth] * 4
+            assert first.calls == second.calls == (seed + 1) * (WARM + depth + (mode == "auto"))  # and no more
+            assert not pipeline.runtime.driver.violations()
+
+
 def test_token_loops() -> None:
     stages = [Affine(), InPlace(), Affine()]
     with pipe(stages, depth=2) as pipeline:
