@@ -98,7 +98,7 @@ SEED ?= 1
 .PHONY: fuzz
 fuzz: build $(VENV)/.group-test ## changed model files against the header readers (SECONDS=60 SEED=1)
 	$(PIP) atheris 2>/dev/null || echo "atheris does not install here; the fuzzer uses its own engine"
-	$(BIN)/python tests/fuzz/headers.py --seconds $(SECONDS) --seed $(SEED)
+	timeout $$(($(SECONDS) + 90)) $(BIN)/python tests/fuzz/headers.py --seconds $(SECONDS) --seed $(SEED)
 
 # ---- lint ----
 

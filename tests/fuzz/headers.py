@@ -4,17 +4,22 @@
 
 Any exception but FileRefused, an answer that takes over a second or 256 MiB, a header that loads and is not consistent,
 and a scanner that disagrees with the readers in Python are faults. The input is then written to build/fuzz, and the
-exit code is 1. With FILE these inputs are run alone. atheris is used where it is installed, otherwise our own loop.
+exit code is 1. With FILE these inputs are run alone. atheris is used where it is installed, otherwise our own loop,
+which says every ten seconds how far it is. An input without an answer ends the run: after five seconds in Python, half
+a minute after the run's end in C, with a traceback; build/fuzz/last holds the input that was read last, also of a run
+that was killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import importlib.util
 import os
 import random
 import resource
+import signal
 import struct
 import sys
 import time
@@ -30,6 +35,8 @@ import header_rules  # noqa: E402
 import model_files as mf  # noqa: E402
 
 MEMORY = 256 << 20  # bytes that reading one header may cost
+HANG, GRACE, SAY = 5.0, 30.0, 10.0  # seconds: without an answer in Python, after the end in C, between two lines
+FOLDER = ROOT / "build" / "fuzz"
 WORDS = [
     b'"dtype"', b'"shape"', b'"data_offsets"', b'"__metadata__"', b"F32", b"BF16", b"F4", b"[0,0]", b"{}", b"null",
     b"general.alignment", b"GGUF", b"\\u0000", b"\xff", b"-1", b"1e3", b"9" * 19,
@@ -123,27 +130,49 @@ class Coverage:
         return line
 
 
+def no_answer(number: int, frame: FrameType | None) -> None:
+    raise AssertionError(f"no answer within {HANG:g} s")
+
+
 def own_engine(seconds: float, seed: int) -> None:
     rng, coverage, corpus = random.Random(seed), Coverage(), list(seeds())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGALRM, no_answer)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
     for data in corpus:
         coverage.reaches_more(data)
-    runs, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        data = mutate(rng.choice(corpus), rng.choice(corpus), rng)
-        try:
-            if coverage.reaches_more(data):
-                corpus.append(data)
-        except BaseException:
-            keep(data)
-            raise
-        runs += 1
-    sys.stdout.write(f"seed {seed}: {runs} inputs, {len(corpus)} kept, {len(coverage.seen)} pairs of lines\n")
+    runs, begin = 0, time.monotonic()
+    now = said = begin
+    with open(FOLDER / "last", "wb", buffering=0) as last:
+        while now < begin + seconds:
+            data = mutate(rng.choice(corpus), rng.choice(corpus), rng)
+            os.pwrite(last.fileno(), data, 0)
+            os.ftruncate(last.fileno(), len(data))
+            signal.setitimer(signal.ITIMER_REAL, HANG)
+            try:
+                if coverage.reaches_more(data):
+                    corpus.append(data)
+            except BaseException:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                keep(data)
+                raise
+            runs, now = runs + 1, time.monotonic()
+            if now - said >= SAY:
+                said = now
+                say(f"{now - begin:.0f} s", runs, corpus, coverage)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+    say(f"seed {seed}", runs, corpus, coverage)
+
+
+def say(when: str, runs: int, corpus: list[bytes], coverage: Coverage) -> None:
+    sys.stdout.write(f"{when}: {runs} inputs, {len(corpus)} kept, {len(coverage.seen)} pairs of lines\n")
+    sys.stdout.flush()
 
 
 def keep(data: bytes) -> None:
-    folder = ROOT / "build" / "fuzz"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"crash-{hashlib.sha256(data).hexdigest()[:16]}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"crash-{hashlib.sha256(data).hexdigest()[:16]}"
     path.write_bytes(data)
     sys.stderr.write(f"the input is in {path}\n")
 
@@ -154,7 +183,7 @@ def keep(data: bytes) -> None:
 def atheris_engine(seconds: float, seed: int) -> None:
     import atheris
 
-    folder = ROOT / "build" / "fuzz"
+    folder = FOLDER
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
     for data in seeds():
         (folder / "corpus" / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
