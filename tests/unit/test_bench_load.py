@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 from vendor_child import FAKES, build_fakes, run  # noqa: E402
 
-from bench import load_files  # noqa: E402
+from bench import load_files, load_tables  # noqa: E402
 from pyxdev.loader.files import open_model  # noqa: E402
 
 
@@ -75,3 +75,30 @@ print(min(plain.opened.values()) >= 0, all(way.threads * way.depth * way.tile <=
         PYXDEV_FAKE_CUDA_DEVICES="2",
     )
     assert "True True" in out
+
+
+def test_rows_become_tables() -> None:
+    stamp = {"bench": "load", "machine": "1x Card", "date": "2026-01-02", "commit": "abc"}
+    load = {**stamp, "case": "shards, warm", "unit": "GB/s", "limit_name": "upload", "limit": 50.0}
+    rows = [
+        {**stamp, "case": "shards, warm", "method": "limit: upload", "figure": 50.0, "ratio": 1.0},
+        {**load, "method": "pyxdev", "load": "first", "figure": 10.0, "ratio": 0.2},
+        {**load, "method": "pyxdev", "load": "first", "figure": 40.0, "ratio": 0.8},
+        {**load, "method": "pyxdev", "load": "second", "figure": 45.0, "ratio": 0.9},
+        {**load, "method": "plain loop: 8 threads", "load": "second", "figure": 1.0, "ratio": 0.1},
+        {**stamp, "case": "shards, warm", "method": "other", "load": "first", "figure": None, "absent": "not here"},
+        {**load, "method": "pyxdev", "load": "second", "figure": 45.0, "peer": "x", "peer_figure": 30.0, "ratio": 1.5},
+    ]
+    assert "\n".join(load_tables.tables(rows)).splitlines() == [
+        "### 1x Card",
+        "",
+        "Measured 2026-01-02, commit abc.",
+        "",
+        "**shards, warm**: limits, GB/s: upload 50.0",
+        "",
+        "| loader | first load, GB/s | second load, GB/s | second, of the limit |",
+        "| --- | --- | --- | --- |",
+        "| pyxdev | 40.0 | 45.0 | 0.90 (upload) |",
+        "| other | absent |  |  |",
+        "| **best against x, second** | | | **1.50** |",
+    ]

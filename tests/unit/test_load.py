@@ -188,6 +188,22 @@ def test_more_threads_than_tensors_and_tiles_of_every_size(
             check(weights, contents)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 12, 16, 24, 33, 64])
+def test_page_locked_memory_is_bounded(
+    runtime: Runtime, models: dict[str, Path], contents: Contents, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """By tiles, however large the model, and every thread that runs has one at least."""
+    assert loader.MAX_TILES * loader.TILE_BYTES == 64 << 20
+    monkeypatch.setattr(loader, "TILE_BYTES", 4096)
+    with load(models["gguf"], runtime=runtime, threads=threads) as weights:
+        report = weights.report
+        check(weights, contents)
+    assert 4096 * report.threads <= report.pinned <= 4096 * loader.MAX_TILES
+    assert report.threads == min(threads, loader.MAX_TILES)
+    assert 0 < report.first <= report.seconds
+    assert not runtime.live().any()
+
+
 def test_every_tensor_is_aligned_on_its_device(runtime: Runtime, tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "odd.safetensors", {
         f"t{size}": ("U8", 24, (size,), bytes([size % 251]) * size) for size in (3, 8, 255, 256, 257, 1)
