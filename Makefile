@@ -96,9 +96,10 @@ SECONDS ?= 60
 SEED ?= 1
 
 .PHONY: fuzz
-fuzz: build $(VENV)/.group-test ## changed model files against the header readers (SECONDS=60 SEED=1)
+fuzz: build $(VENV)/.group-test ## changed model files against the header readers, faults into executors (SECONDS=60 SEED=1)
 	$(PIP) atheris 2>/dev/null || echo "atheris does not install here; the fuzzer uses its own engine"
 	timeout $$(($(SECONDS) + 90)) $(BIN)/python tests/fuzz/headers.py --seconds $(SECONDS) --seed $(SEED)
+	timeout $$(($(SECONDS) + 90)) $(BIN)/python tests/fuzz/executor.py --seconds $(SECONDS) --seed $(SEED)
 
 # ---- lint ----
 

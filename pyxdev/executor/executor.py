@@ -142,7 +142,7 @@ class Executor:
                 self._check()
                 self._line.watchdog.look(self._runtime.clock())
         except DeviceFault as fault:
-            self._fault = fault
+            self._lose(fault)
             raise
         batch = Microbatch(self._submitted, self._turn, self._epoch, self._line.ends)
         self._submitted += 1
@@ -194,12 +194,12 @@ class Executor:
         """Something other than a stage failed half way, so that no event tells what is still running: the host waits
         for all of it. Where that fails too, the executor is of no more use."""
         if isinstance(error, DeviceFault):
-            self._fault = error
+            self._lose(error)
         else:
             try:
                 self._line.come_to_rest()
             except DeviceFault as fault:
-                self._fault = fault
+                self._lose(fault)
         self._line.throttle.withdraw()
         self._turn = self._line.watchdog.queued = batch.turn + 1
         error.add_note(f"in stage {stage.index} ({stage.name}), microbatch {batch.index}")
@@ -239,7 +239,7 @@ class Executor:
             self._line.watchdog.look(self._runtime.clock())
             return False
         except DeviceFault as fault:
-            self._fault = fault
+            self._lose(fault)
             return True
         finally:
             self._guests.discard(guest)
@@ -259,7 +259,7 @@ class Executor:
                 assert batch.output is not None  # no error, so the last stage has set it
                 return self._line.last.adapter.result(self._line.last, self._line.fetch, batch.output)
         except DeviceFault as fault:
-            self._fault = self._fault or fault
+            self._lose(fault)
             raise
         finally:
             self._guests.discard(guest)
@@ -314,6 +314,7 @@ class Executor:
         while self._guests and monotonic() < end:
             sleep(0.001)
         self._closing()
+        self._epoch = Epoch()  # an error refers to the frames that it came through
 
     def __enter__(self) -> Self:
         self._check()
@@ -334,8 +335,11 @@ class Executor:
         if self._closed:
             raise Closed("the executor is closed")
         if self._fault is not None:
-            fault = self._fault
-            raise DeviceFault(str(fault), status="DEVICE_FAULT", code=fault.code, operation=fault.operation) from fault
+            raise _again(self._fault)
+
+    def _lose(self, fault: DeviceFault) -> None:
+        """A device has failed, for good."""
+        self._fault = self._fault or _again(fault)
 
     def _raise_interrupt(self) -> None:
         """Ctrl-C that hit a stage is raised by whatever comes next."""
@@ -354,6 +358,11 @@ def _changed(runtime: Runtime, changed: Mapping[str, object], **fixed: object) -
     wanted = resolve(changed)
     given = {name: getattr(wanted, name) for name, value in changed.items() if value is not None}
     return replace(settings, **given)
+
+
+def _again(fault: DeviceFault) -> DeviceFault:
+    """The same without its traceback, whose frames refer to the caller's tickets."""
+    return DeviceFault(str(fault), status="DEVICE_FAULT", code=fault.code, operation=fault.operation)
 
 
 def _reason(batch: Microbatch) -> BaseException | None:

@@ -52,8 +52,11 @@ class Fetch:
         )
 
     def _lend(self, nbytes: int) -> Lease:
-        for index, buffer in enumerate(self._spare):
-            if nbytes <= buffer.nbytes <= 2 * nbytes:
+        for index in range(len(self._spare) - 1, -1, -1):
+            buffer = self._spare[index]
+            if buffer.closed:  # by the collector, together with a result that was part of a cycle
+                del self._spare[index]
+            elif nbytes <= buffer.nbytes <= 2 * nbytes:
                 return Lease(self._spare.pop(index), self._spare)
         return Lease(self._runtime.buffer(self._device, nbytes, managed=True), self._spare)
 

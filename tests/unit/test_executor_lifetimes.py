@@ -128,7 +128,7 @@ def test_right_devices(devices: Any) -> None:
         ([add_one], {"in_flight": True}, InvalidArgument, "in_flight is True"),
         ([add_one], {"depth": -1}, InvalidArgument, "depth is -1"),
         ([add_one], {"depth": 2.0}, InvalidArgument, "depth is 2.0"),
-        ([add_one], {"adapter": "jax"}, InvalidArgument, "adapter is 'jax'; allowed: auto, numpy, torch, raw"),
+        ([add_one], {"adapter": "jax"}, InvalidArgument, "adapter is 'jax'; allowed: auto, numpy, torch, cupy"),
         ([add_one], {"adapter": "cupy"}, Exception, "cupy adapter does not run on sim devices"),
         ([add_one], {"host_stage": "yes"}, SettingError, "host_stage"),
         ([add_one], {"tile_mb": 0}, SettingError, "tile_mb"),
@@ -265,6 +265,22 @@ def test_raw_results_keep_a_runtime_of_the_callers_busy() -> None:
         with pytest.raises(Busy, match="1 buffer"):
             runtime.close()
         del y
+
+
+def test_a_raw_result_in_a_cycle_is_collected_like_any_other() -> None:
+    with (
+        open_backend("sim", machine=machine(1)) as runtime,
+        Executor([0], [lambda stage, x: x], adapter="raw", runtime=runtime) as executor,
+    ):
+        alive = []
+        for n in range(5):
+            cycle: list[Any] = [executor.submit(np.arange(3) + n).result()]
+            cycle.append(cycle)
+            assert cycle[0].numpy().tolist() == [n, n + 1, n + 2]
+            del cycle
+            gc.collect()
+            alive.append(runtime.live().buffers)
+        assert alive[2:] == alive[1:2] * 3, alive
 
 
 # ---- several at once ----
