@@ -26,6 +26,7 @@ cdef class Runtime:
     cdef dict __dict__  # what others keep per runtime: the topology, the machine it simulates
     cdef object __weakref__
     cdef xd_runtime *alive(self) except NULL
+    cdef double now(self) except -1
 
 
 cdef class Stream:

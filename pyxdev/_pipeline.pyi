@@ -182,6 +182,23 @@ def send(link: Link, source: Activation, address: int, free: Event, released: Ev
     and the last records; only where a link takes small and large copies different ways, each waits for the one
     before."""
 
+class Costs:
+    """What it costs to submit: the host's time for the last `kept` microbatches, seconds on the runtime's clock.
+
+    begin(), lap() after each stage, and end(); pause() and resume() around a wait that is no cost.
+    """
+
+    def __init__(self, runtime: Runtime, stages: int, kept: int) -> None: ...
+    def begin(self) -> None: ...
+    def lap(self, stage: int) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def end(self) -> None: ...
+    def means(self) -> list[float]:
+        """Of each stage, and of what is besides."""
+    def span(self) -> tuple[int, float]:
+        """How many microbatches are kept, and the time from the beginning of the first to the end of the last."""
+
 class RawStage:
     """What a raw stage is given: its device, its stream, and memory in stream order.
 

@@ -190,6 +190,63 @@ cpdef send(Link link, Activation source, uint64_t address, Event free, Event rel
         ready, gate = arrived if turns else None, None
 
 
+# ---- what submitting costs --------------------------------------------------------------------------------------------
+
+cdef class Costs:
+    cdef Runtime runtime
+    cdef Py_ssize_t stages, kept, count, width
+    cdef double *rows  # of the last microbatches: each stage's seconds, what is besides, begin, end
+    cdef double *row
+    cdef double last
+
+    def __init__(self, Runtime runtime not None, Py_ssize_t stages, Py_ssize_t kept):
+        self.runtime, self.stages, self.kept, self.width = runtime, stages, kept, stages + 3
+        self.rows = <double *>PyMem_Calloc(kept * self.width, sizeof(double))
+        if self.rows == NULL:
+            raise MemoryError
+        self.row = self.rows
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+
+    def begin(self):
+        cdef Py_ssize_t n
+        self.row = self.rows + self.count % self.kept * self.width
+        for n in range(self.width):
+            self.row[n] = 0
+        self.row[self.stages + 1] = self.last = self.runtime.now()
+
+    def lap(self, Py_ssize_t stage):
+        cdef double now = self.runtime.now()
+        self.row[stage] += now - self.last
+        self.last = now
+
+    def pause(self):
+        self.lap(self.stages)
+
+    def resume(self):
+        self.last = self.runtime.now()
+
+    def end(self):
+        self.lap(self.stages)
+        self.row[self.stages + 2] = self.last
+        self.count += 1
+
+    def means(self):
+        cdef Py_ssize_t kept = min(self.count, self.kept)
+        cdef Py_ssize_t n, k
+        return [
+            sum([self.rows[k * self.width + n] for k in range(kept)]) / max(1, kept) for n in range(self.stages + 1)
+        ]
+
+    def span(self):
+        cdef Py_ssize_t kept = min(self.count, self.kept)
+        cdef Py_ssize_t first = (self.count - kept) % self.kept, last = (self.count - 1) % self.kept
+        if not kept:
+            return 0, 0.0
+        return kept, self.rows[last * self.width + self.stages + 2] - self.rows[first * self.width + self.stages + 1]
+
+
 # ---- raw stages ------------------------------------------------------------------------------------------------------
 
 cdef class RawStage:

@@ -127,6 +127,9 @@ cdef class Runtime:
         return bool(enabled)
 
     def clock(self):
+        return self.now()
+
+    cdef double now(self) except -1:
         return xd_runtime_clock(self.alive()) * 1e-9
 
     @property

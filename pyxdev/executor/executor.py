@@ -29,6 +29,7 @@ from pyxdev.executor.watchdog import GLANCE
 from pyxdev.settings import Settings, resolve
 
 TICK = 1e-9  # seconds; the runtime's clock knows no less
+BUSY = 0.9  # the share of its time in submit() from which on the submitting thread is the limit
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Stats:
     submitted: int
     in_flight: int
     blocked: dict[str, float]  # the host's time in "admit" (the bound of microbatches in flight) and in "result"
+    submission: tuple[float, ...]  # the host's time to queue one of the latest microbatches on each stage, its function
+    # and the way into it included
+    besides: float  # the rest of that microbatch's time in submit(), waits left out
+    limit: str  # a sentence, if the submitting thread keeps the devices from going faster; otherwise empty
 
 
 class Executor:
@@ -121,11 +126,9 @@ class Executor:
 
     def _submit(self, x: Any) -> Ticket:
         self._check()
+        self._line.costs.begin()
         source = self._line.inputs.read(x, self)
-        if self._epoch.over:
-            self._epoch = Epoch()
-        self._raise_interrupt()
-        if self._epoch.failed is not None:
+        if self._epoch.failed is not None and self._is_failing():
             batch = Microbatch(self._submitted, -1, self._epoch, self._line.ends)
             self._submitted += 1
             return Ticket(self, batch)
@@ -134,13 +137,23 @@ class Executor:
         self._raise_interrupt()
         return Ticket(self, batch)
 
+    def _is_failing(self) -> bool:
+        """Whether microbatches are cancelled, because somebody has yet to be told of an error."""
+        if self._epoch.over:
+            self._epoch = Epoch()
+            return False
+        self._raise_interrupt()
+        return True
+
     def _admit(self) -> Microbatch:
         """Waits for a place among those in flight."""
         try:
             self._line.throttle.withdraw()  # what Ctrl-C left here before it was queued; nothing otherwise
+            self._line.costs.pause()
             while not self._line.throttle.admit(GLANCE):
                 self._check()
                 self._line.watchdog.look(self._runtime.clock())
+            self._line.costs.resume()
         except DeviceFault as fault:
             self._lose(fault)
             raise
@@ -159,11 +172,14 @@ class Executor:
             line.leaving.sweep(batch.turn)
             slot = line.inputs.send(batch, source)
             activation = stage.run(batch, slot, source.value)
+            line.costs.lap(0)
             for hop in line.hops:
                 stage = hop.consumer
                 activation = hop.run(batch, activation)
+                line.costs.lap(stage.index)
             batch.output = activation
             self._leave(batch)
+            line.costs.end()
         except Stopped:
             self._leave_early(batch, stage)
         except BaseException as error:
@@ -292,7 +308,9 @@ class Executor:
         """What has happened so far."""
         self._check()
         blocked = {"admit": self._line.throttle.blocked, "result": self._blocked_in_result}
-        return Stats(self._submitted, self._line.throttle.in_flight, blocked)
+        *submission, besides = self._line.costs.means()
+        limit = limit_of(sum(submission) + besides, self._limit, *self._line.costs.span())
+        return Stats(self._submitted, self._line.throttle.in_flight, blocked, tuple(submission), besides, limit)
 
     @property
     def runtime(self) -> Runtime:
@@ -347,6 +365,18 @@ class Executor:
         if failed is not None and isinstance(failed.error, StageInterrupted):
             self._epoch = Epoch()
             raise failed.error
+
+
+def limit_of(each: float, in_flight: int, count: int, span: float) -> str:
+    """What stats() says of the submitting thread. each: its seconds for one of the last `count` microbatches, which
+    were submitted in `span` seconds.
+
+    Where more than fit in flight were submitted one after the other, without waiting, the devices were through sooner.
+    """
+    share = count * each / span if span else 0.0
+    if count <= in_flight or share < BUSY:
+        return ""
+    return f"the submitting thread is the limit: {each * 1e6:.3g} us a microbatch, {min(1.0, share):.0%} of its time"
 
 
 def _changed(runtime: Runtime, changed: Mapping[str, object], **fixed: object) -> Settings:

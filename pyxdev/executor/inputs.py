@@ -10,7 +10,7 @@ import numpy as np
 from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
 from pyxdev._pipeline import deliver
 from pyxdev.adapters import Source, Value
-from pyxdev.adapters.activation import Activation, Layouts, build, flatten
+from pyxdev.adapters.activation import ARRAY, Activation, Layouts, build, flatten
 from pyxdev.errors import Cancelled, InvalidArgument
 from pyxdev.executor.links import Links
 from pyxdev.executor.slots import Slot
@@ -46,7 +46,7 @@ class Gathered(Value):
 
     @property
     def complete(self) -> bool:
-        return all(leaf.value.complete for leaf in self.plain if type(leaf) is Later)
+        return not self.plain or all(leaf.value.complete for leaf in self.plain if type(leaf) is Later)
 
     def values(self) -> list[Any]:
         return [leaf.value.values()[leaf.position] if type(leaf) is Later else leaf for leaf in self.plain]
@@ -96,6 +96,9 @@ class Inputs:
         without a result."""
         if type(x) is Ticket:
             return self._output(x, executor)
+        if self._adapter.is_array(x):
+            layout = self._layouts.of(ARRAY, (self._adapter.spec(x),))
+            return Activation(self._stage.device, Gathered(layout, [], []), [], [x])
         arrays: list[Any] = []
         plain: list[Any] = []
         structure = flatten(x, self._is_array, arrays, plain)

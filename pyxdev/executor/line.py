@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 
 from pyxdev import adapters
 from pyxdev._native import Runtime, Stream
+from pyxdev._pipeline import Costs
 from pyxdev.adapters import Layouts
 from pyxdev.errors import Error, OrderViolation
 from pyxdev.executor import plan as planning
@@ -22,6 +23,8 @@ from pyxdev.executor.watchdog import Watchdog
 from pyxdev.settings import Settings
 
 log = logging.getLogger("pyxdev")
+
+LATEST = 64  # microbatches, at least, whose submission is measured
 
 
 class Line:
@@ -38,6 +41,7 @@ class Line:
         placed = planning.place(devices, declared, runtime.device_count, runtime.backend)
         names = [adapters.choose(stage.adapter or adapter, runtime, stage.fn) for stage in declared]
         layouts = Layouts()
+        self.costs = Costs(runtime, len(declared), max(LATEST, 2 * in_flight))
         self.leaving = stack.enter_context(closing(Leaving(in_flight)))
         self.ends = stack.enter_context(closing(Events(runtime)))
         self.stages: list[BoundStage] = []

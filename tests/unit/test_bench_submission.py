@@ -17,7 +17,7 @@ from bench import submission  # noqa: E402
 
 # By hand a stage takes 7: two waits, a copy and a record for the hop, two waits and a record for the stage.
 CALLS_OF_A_STAGE, CALLS_BESIDES = 7, 0
-INSTRUCTIONS_OF_A_STAGE, INSTRUCTIONS_BESIDES = 21_000, 62_000  # beyond those by hand
+INSTRUCTIONS_OF_A_STAGE, INSTRUCTIONS_BESIDES = 22_000, 52_000  # beyond those by hand
 
 
 def test_driver_calls():

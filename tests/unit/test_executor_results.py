@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -244,3 +245,24 @@ def test_plan_tells_links_and_memory() -> None:
         assert plan.pinned == live.pinned_bytes
         assert sum(plan.memory.values()) == live.device_bytes
         assert (plan.in_flight, plan.depth) == (4, 4)
+
+
+CALLS = {"copy": 4, "launch": 8, "record": 1, "wait": 2, "query": 0, "sync": 0, "alloc": 0}
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-3])
+def test_what_submitting_costs(seconds: float) -> None:
+    """Four waits, a copy, a launch and two records for every stage but the last, which waits for no reader."""
+    simulated = {"device": {"count": 2}, "calls_us": CALLS, "run": {"delay_us": 0}}
+    stages = [Stage(lambda x: x, cost=seconds, out=lambda x: x)] * 3
+    with Executor([0, 1, 0], stages, host_stage="0", in_flight=6, machine=simulated) as pipe:
+        assert pipe.stats().submission == (0, 0, 0) and pipe.stats().limit == ""
+        for _ in pipe.map([np.ones(4)] * 20):
+            assert seconds == 0 or not pipe.stats().limit
+        tickets = [pipe.submit(np.ones(4)) for _ in range(200)]
+        stats = pipe.stats()
+        assert stats.submission[1:] == pytest.approx([22e-6, 20e-6]) and stats.submission[0] < 22e-6
+        assert 0 <= stats.besides < 1e-6
+        told = r"the submitting thread is the limit: \d\d\.?\d* us a microbatch, (9\d|100)% of its time"
+        assert bool(re.fullmatch(told, stats.limit)) is (seconds == 0), stats.limit
+        del tickets
