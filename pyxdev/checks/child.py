@@ -18,7 +18,7 @@ from pyxdev._native import Runtime
 from pyxdev.checks.check import Check, Level, Result, Verdict, unfinished
 from pyxdev.checks.kernels import Kernels, open_kernels
 from pyxdev.checks.rig import Rig
-from pyxdev.errors import BackendUnavailable, Error
+from pyxdev.errors import Error
 
 
 def run_check(check: Check, rig: Rig) -> Iterator[Result]:
@@ -55,7 +55,7 @@ class Session:
         check, broken = self.checks[key], False
         try:
             self.kernels = self.kernels or open_kernels(self.runtime)
-        except BackendUnavailable as missing:
+        except Error as missing:
             yield check.result(Verdict.INCONCLUSIVE, None, str(missing)).as_dict()
         else:
             options = {name: self.order[name] for name in ("seed", "devices", "patience")}

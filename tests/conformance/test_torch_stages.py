@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from pyxdev import Executor
+from pyxdev import Executor, adapters
 from pyxdev.errors import StageError
 
 
@@ -20,6 +20,8 @@ def torch(pyxdev_backend):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
+    if adapters.torch_is_for(torch) != pyxdev_backend:
+        pytest.skip(f"this torch is built for {adapters.torch_is_for(torch)} devices")
     return torch
 
 

@@ -270,10 +270,12 @@ hip_result hipInit(unsigned flags)
 
 /* ---- devices ---- */
 
-static cu_result get_count(int *count)
+EXPORT hip_result hipGetDeviceCount(int *count);
+hip_result hipGetDeviceCount(int *count)
 {
-    *count = device_count;
-    return CU_SUCCESS;
+    hip_result code = ready("hipGetDeviceCount");
+    *count = code == HIP_SUCCESS ? device_count : 0;
+    return done(code);
 }
 
 static cu_result get_device(int *device)
@@ -339,7 +341,6 @@ static cu_result get_properties(hip_properties *out, int device)
     return CU_SUCCESS;
 }
 
-PLAIN(hipGetDeviceCount, (int *count), get_count(count))
 PLAIN(hipGetDevice, (int *device), get_device(device))
 PLAIN(hipSetDevice, (int device), set_device(device))
 PLAIN(hipDeviceGet, (int *device, int ordinal), cu.cuDeviceGet(device, ordinal))

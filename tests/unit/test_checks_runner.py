@@ -19,7 +19,7 @@ from pyxdev.checks import CHECKS, Level, Result, Verdict, child, report, select
 from pyxdev.checks.kernels import Kernels
 from pyxdev.checks.runner import Runner, Target, Unopened
 from pyxdev.cli import validate
-from pyxdev.errors import BackendUnavailable
+from pyxdev.errors import BackendUnavailable, DriverError, Error
 
 CHECK = {check.key: check for check in (*CHECKS, *BAD)}
 
@@ -84,9 +84,10 @@ def test_devices_that_are_not_there() -> None:
     assert "no-such-machine" in str(raised.value)
 
 
-def test_without_kernels_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [BackendUnavailable, DriverError])
+def test_without_kernels_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, kind: type[Error]) -> None:
     def none(runtime: Runtime) -> Kernels:
-        raise BackendUnavailable("the kernels need NVRTC")
+        raise kind("the kernels need NVRTC")
 
     monkeypatch.setattr(child, "open_kernels", none)
     order = {"registry": "pyxdev.checks", "level": 0, "seed": 1, "devices": None, "patience": 10.0}

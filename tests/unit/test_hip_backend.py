@@ -321,7 +321,28 @@ assert name == "gfx90a:sramecc+:xnack-", name
 REAL = ctypes.util.find_library("amdhip64")
 
 
-@pytest.mark.skipif(REAL is None, reason="AMD's HIP library is not installed: apt-get install libamdhip64-dev")
+needs_real = pytest.mark.skipif(
+    REAL is None, reason="AMD's HIP library is not installed: apt-get install libamdhip64-dev"
+)
+
+
+@needs_real
+def test_hip_python_finds_the_real_library_and_no_gpu() -> None:
+    run("""
+from hip import hip as api
+from pyxdev import backends
+from pyxdev.backends import hip
+code, count = api.hipGetDeviceCount()
+assert (int(code), count) == (100, 0), (code, count)
+(copy,) = hip.loaded_copies()
+library, path = hip._load()
+assert path == copy and library.hipGetDeviceCount  # the copy that hip-python has loaded, and no other
+assert hip._version(library) == tuple(divmod(int(api.hipRuntimeGetVersion()[1]) // 100_000, 100))
+assert hip.loaded_copies() == [copy]
+""")
+
+
+@needs_real
 def test_the_real_library_without_a_gpu() -> None:
     """Debian's HIP 5.2 is below our minimum, by one function. The rest of it is bound here nevertheless. Without a GPU
     its hipPeekAtLastError answers 101 from the start, so no error left behind means: the same as in a fresh process."""

@@ -70,10 +70,11 @@ def call(name: str, result: str, parameters: str, callee: str, structures: set[s
     return f"{result} check_{name}({declared});\n{result} check_{name}({declared}) {{ return {callee}({passed}); }}\n"
 
 
-def compile_c(source: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def compile_c(source: str, folder: Path, ours: Path = NATIVE) -> subprocess.CompletedProcess[str]:
+    """folder: of the vendor's headers; ours: of ours."""
     warnings = ["-Wall", "-Wextra", "-Wconversion", "-Werror", "-Wno-discarded-qualifiers", "-Wno-cast-qual"]
     return subprocess.run(
-        ["gcc", "-std=c11", "-fsyntax-only", *warnings, f"-I{NATIVE}", "-isystem", str(folder), *flags, "-xc", "-"],
+        ["gcc", "-std=c11", "-fsyntax-only", *warnings, f"-I{ours}", "-isystem", str(folder), "-xc", "-"],
         input=source,
         capture_output=True,
         text=True,
@@ -88,6 +89,16 @@ def same(pairs: dict[str, str]) -> str:
 def same_members(ours: str, theirs: str, members: dict[str, str]) -> str:
     offsets = {f"offsetof({ours}, {mine})": f"offsetof({theirs}, {other})" for mine, other in members.items()}
     return same({f"sizeof({ours})": f"sizeof({theirs})"} | offsets)
+
+
+def compile_changed(api: str, source: str, folder: Path, old: str, new: str, into: Path) -> str:
+    """What gcc says with one place of our header changed; fails if it has nothing to say."""
+    text = (NATIVE / f"{api}_api.h").read_text()
+    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {api}_api.h"
+    (into / f"{api}_api.h").write_text(text.replace(old, new))
+    done = compile_c(source, folder, into)
+    assert done.returncode != 0
+    return done.stderr
 
 
 # ---- CUDA ----
@@ -175,6 +186,22 @@ def test_a_wrong_cuda_line_is_seen(name: str, version: str | None, parameters: s
     assert folder and entries != entry_points("cuda")
     done = compile_c(cuda_source(entries), folder)
     assert done.returncode != 0 and name in done.stderr
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("CU_NOT_READY = 600", "CU_NOT_READY = 601", "CU_NOT_READY"),
+        ("enum { CU_PORTABLE = 1 }", "enum { CU_PORTABLE = 2 }", "CU_PORTABLE"),
+        ("size_t dst_pitch, dst_height;", "size_t dst_height, dst_pitch;", "offsetof(cu_copy_3d_peer, dst_pitch)"),
+        ("char bytes[16];", "char bytes[17];", "sizeof(cu_uuid)"),
+    ],
+)
+def test_a_wrong_cuda_number_is_seen(old: str, new: str, named: str, tmp_path: Path) -> None:
+    folder = cuda_headers()
+    assert folder
+    assert named in compile_changed("cuda", cuda_source(entry_points("cuda")), folder, old, new, tmp_path)
 
 
 # ---- HIP ----
@@ -265,3 +292,30 @@ def test_a_wrong_hip_line_is_seen(name: str, parameters: str) -> None:
     assert folder and entries != entry_points("hip")
     done = compile_c(hip_source(entries), folder)
     assert done.returncode != 0 and name in done.stderr
+
+
+@needs_hip
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("HIP_NOT_READY = 600", "HIP_NOT_READY = 34", "HIP_NOT_READY"),
+        ("HIP_COHERENT = 0x40000000", "HIP_COHERENT = 0x20000000", "HIP_COHERENT"),
+        ("char bytes[16];", "char bytes[32];", "sizeof(hip_uuid)"),
+        # One of the two is that of the headers here.
+        ("char before[396];", "char before[400];", "offsetof(hip_properties, r0000.arch)"),
+        ("char before[1160];", "char before[1168];", "offsetof(hip_properties, r0600.arch)"),
+    ],
+)
+def test_a_wrong_hip_number_is_seen(old: str, new: str, named: str, tmp_path: Path) -> None:
+    folder = hip_headers()
+    assert folder
+    if "before" in old and ("r0600" in named) != is_hip_6(folder):
+        pytest.skip(f"the HIP headers here have no layout to compare {named} with")
+    assert named in compile_changed("hip", hip_source(entry_points("hip")), folder, old, new, tmp_path)
+
+
+def is_hip_6(folder: Path) -> bool:
+    """Whether hipDeviceProp_t is that of HIP 6.0 and later."""
+    found = re.search(r"define HIP_VERSION_MAJOR ([0-9]+)", (folder / "hip" / "hip_version.h").read_text())
+    assert found
+    return int(found[1]) >= 6
