@@ -89,20 +89,33 @@ class Check:
         name = "" if pair is None else str(pair) if isinstance(pair, int) else f"{pair[0]}>{pair[1]}"
         return Result(self.key, verdict, name, reason, hint, figures)
 
+    def too_few(self) -> Result:
+        """There are more devices, but one alone is asked."""
+        return self.result(Verdict.WAIVED, None, "only one device is asked")
+
 
 class PairCheck(Check):
-    """A check that asks every ordered pair of different devices in turn."""
+    """A check that asks every ordered pair of different devices in turn.
+
+    alone: where there is one device only, it is asked as both ends.
+    """
 
     requires = "two devices"
+    alone: ClassVar[bool] = False
 
     def needs(self, runtime: Runtime) -> str | None:
-        return None if runtime.device_count > 1 else "there is only one device"
+        return None if runtime.device_count > 1 or self.alone else "there is only one device"
 
     def pairs(self, rig: Rig) -> list[Pair]:
+        if self.alone and len(rig.devices) == 1:
+            return [(rig.devices[0], rig.devices[0])]
         return rig.pairs
 
     def run(self, rig: Rig) -> Iterator[Result]:
-        for pair in self.pairs(rig):
+        pairs = self.pairs(rig)
+        if not pairs:
+            yield self.too_few()
+        for pair in pairs:
             try:
                 yield from self.run_pair(rig, *pair)
             except Error as failure:

@@ -191,6 +191,8 @@ class StagedData(Sweep):
     key = "staged-data"
     description = "staged copies around tile and ring boundaries, fitted tiles and fixed ones, rings of 1, 2 and 4"
     proves = "what goes through page-locked memory arrives, whole and in place"
+    requires = "one device"
+    alone = True
     path = "staged"
 
     TILE = 64 * KIB
@@ -278,6 +280,8 @@ class ManySmall(PairCheck):
     key = "many-small"
     description = "many small copies of changing values from one place to one place, without the host"
     proves = "no copy is lost, merged with the next or served from a stale cache"
+    requires = "one device"
+    alone = True
 
     SIZES = (1, 4, 16, 4096)
 
@@ -294,7 +298,8 @@ class ManySmall(PairCheck):
 
     def _burst(self, rig: Rig, src: int, dst: int, path: str, nbytes: int, count: int) -> str:
         with rig.scope():
-            out, into, link = rig.stream(src), rig.stream(dst), rig.link(src, dst, path=path, max_bytes=nbytes)
+            out, into = rig.stream(src, "producer"), rig.stream(dst, "consumer")
+            link = rig.link(src, dst, path=path, max_bytes=nbytes)
             source, target = rig.field(src, nbytes), rig.field(dst, nbytes)
             archive = rig.field(dst, nbytes * count)
             ready, free, released, arrived = (rig.event() for _ in range(4))

@@ -123,6 +123,9 @@ class EventChain(Check):
 
     def run(self, rig: Rig) -> Iterator[Result]:
         *others, last = rig.devices
+        if not others:
+            yield self.too_few()
+            return
         chain = list(pairwise(rig.devices))
         fan_in = [(src, last) for src in others]
         for name, pairs, one_round in (("chain", chain, self._chain), ("fan-in", fan_in, self._fan_in)):

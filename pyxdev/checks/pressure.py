@@ -78,6 +78,9 @@ class MemoryPressure(Check):
         return None if runtime.device_count > 1 else "there is only one device"
 
     def run(self, rig: Rig) -> Iterator[Result]:
+        if len(rig.devices) < 2:
+            yield self.too_few()
+            return
         for device in rig.devices:
             other = next(other for other in rig.devices if other != device)
             with rig.scope():

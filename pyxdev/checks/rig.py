@@ -220,6 +220,8 @@ class Rig:
 
     def no_direct(self, src: int, dst: int) -> str:
         """Why there is no direct path from src to dst; "" if there is one."""
+        if src == dst:
+            return ""
         if not self.runtime.peer_capable(src, dst):
             return "peer access is not reported"
         try:

@@ -22,6 +22,8 @@ class LinkWaits(PairCheck):
     key = "link-waits"
     description = "every wait of a copy, held open in turn, on each path"
     proves = "a copy waits for its source, its destination and its tiles, and its events come when they promise to"
+    requires = "one device"
+    alone = True
 
     def run_pair(self, rig: Rig, src: int, dst: int) -> Iterator[Result]:
         for path in rig.paths(src, dst):
@@ -46,7 +48,9 @@ class Held:
         self.released, self.arrived = rig.event(), rig.event()
 
     def problems(self) -> Iterator[str]:
+        yield from self.destination_held()  # with the ring at its beginning, and again in the middle of a half
         yield from self.source_held()
+        self.skip_tiles(5)
         yield from self.destination_held()
         yield from self.nothing_held()
         yield from self.one_tile()
@@ -70,6 +74,11 @@ class Held:
             released=self.released,
             arrived=self.arrived,
         )
+
+    def skip_tiles(self, count: int) -> None:
+        for _ in range(count):
+            self.copy(self.link, 1)
+        self.rig.wait(self.arrived, f"a {self.path} copy")
 
     def need(self, latch: Latch) -> None:
         if not latch.held:

@@ -1,6 +1,7 @@
 """Does `pyxdev validate` notice when a wait is missing? Builds the runtime with one wait taken out at a time and asks.
 
     python tests/hardware/mutants.py --backend cuda
+    python tests/hardware/mutants.py --backend cuda --devices 0     one device will do: it is both ends then
 
 The waits are those of tests/unit/test_mutations_native.py. Needs `python setup.py build_ext --inplace` beforehand and
 links its objects again. Prints one JSON line for each: what was taken out, and which checks said FAIL (on which pairs).
@@ -31,7 +32,8 @@ def objects() -> dict[str, Path]:
     folders = sorted(ROOT.glob("build/temp.*"), key=lambda folder: folder.stat().st_mtime)
     if not folders:
         raise SystemExit("nothing is built: python setup.py build_ext --inplace")
-    return {str(path.relative_to(folders[-1]).with_suffix("")): path for path in folders[-1].rglob("*.o")}
+    found = {str(path.relative_to(folders[-1]).with_suffix("")): path for path in folders[-1].rglob("*.o")}
+    return {name: path for name, path in found.items() if name.startswith("native/") or name.endswith("/_native")}
 
 
 def package(folder: Path, replaced: dict[str, Path]) -> None:
@@ -46,13 +48,13 @@ def package(folder: Path, replaced: dict[str, Path]) -> None:
     subprocess.run(command, check=True)
 
 
-def ask(folder: Path, backend: str) -> list[dict[str, str]]:
+def ask(folder: Path, backend: str, devices: str) -> list[dict[str, str]]:
     names = [part for check in CHECKS for part in ("-k", check)]
     code = (
         "import argparse, sys; from pyxdev.cli import validate; p = argparse.ArgumentParser(); "
         "validate.add_arguments(p); sys.exit(validate.run(p.parse_args()))"
     )
-    command = [sys.executable, "-c", code, "--quick", "--json", "--backend", backend, "--devices", "0,1", *names]
+    command = [sys.executable, "-c", code, "--quick", "--json", "--backend", backend, "--devices", devices, *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     if not done.stdout:
         raise SystemExit(done.stderr)
@@ -62,7 +64,8 @@ def ask(folder: Path, backend: str) -> list[dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="sim")
-    backend = parser.parse_args().backend
+    parser.add_argument("--devices", default="0,1")
+    given = parser.parse_args()
     built, missed = objects(), 0
     rows = [("nothing", "", "", "", ""), *(row for row in MUTATIONS if row[0].startswith(("direct", "staged")))]
     for name, file, line, instead, _ in rows:
@@ -76,7 +79,7 @@ def main() -> int:
                 replaced[f"native/{source.stem}"] = source.with_suffix(".o")
                 subprocess.run([*COMPILE, str(source), "-o", str(source.with_suffix(".o"))], check=True)
             package(folder, replaced)
-            results = ask(folder, backend)
+            results = ask(folder, given.backend, given.devices)
         failed = [f"{result['key']} {result['pair']}" for result in results if result["verdict"] == "FAIL"]
         other = [f"{result['key']} {result['pair']}" for result in results if result["verdict"] == "INCONCLUSIVE"]
         print(json.dumps({"taken_out": name, "noticed_by": failed, "no_answer": other}), flush=True)

@@ -31,12 +31,16 @@ def ask(
     level: Level = Level.QUICK,
     patience: float = 10.0,
     watch: bool = False,
+    asked: tuple[int, ...] | None = None,
     **machine_options: Any,
 ) -> list[Result]:
-    """Results on a machine with these faults; it must leave nothing alive. watch: with the ordering checker on."""
+    """Results on a machine with these faults; it must leave nothing alive.
+
+    watch: with the ordering checker on. asked: these devices only.
+    """
     with Runtime(sim.driver(machine(*faults, **machine_options), check=watch)) as runtime:
         kernels = open_kernels(runtime)
-        with Rig(runtime, kernels, level=level, patience=patience) as rig:
+        with Rig(runtime, kernels, level=level, devices=asked, patience=patience) as rig:
             results = list(run_check(check, rig))
         assert not runtime.live().any(), runtime.live()
     return results

@@ -27,8 +27,10 @@ def test_quiet_on_a_healthy_machine(check: Check, machine: str) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.key)
-def test_one_device_is_enough_or_the_reason_is_given(check: Check) -> None:
-    results = ask(check, devices=1)
+@pytest.mark.parametrize("asked", [None, (1,)], ids=["the only one", "one of two"])
+def test_one_device_is_enough_or_the_reason_is_given(check: Check, asked: tuple[int, ...] | None) -> None:
+    results = ask(check, devices=2 if asked else 1, asked=asked)
+    assert results
     assert verdicts(results) <= {Verdict.PASS, Verdict.WAIVED}, results
     assert all(result.reason for result in results if result.verdict == Verdict.WAIVED)
 
