@@ -44,7 +44,7 @@ def pyxdev(
     from pyxdev import backends
     from pyxdev.loader import loader
 
-    loader.TILE_BYTES, loader.MAX_TILES = tile << 20, 64 // tile
+    loader.TILE_BYTES = tile << 20
     if streams:
         loader.Reader = functools.partial(loader.Reader, streams=streams)
     if empty:

@@ -24,12 +24,14 @@ from pyxdev.settings import Settings, resolve
 
 log = logging.getLogger("pyxdev")
 
-TILE_BYTES = 2 << 20  # uploads of 1 MiB reach 0.89 of a link's rate, of 2 MiB 0.95
-MAX_TILES = 32  # so at most 64 MiB are page-locked
-TILES_A_THREAD = 4  # one is filled, the others are on their way
+RING_BYTES = 64 << 20  # page-locked, at most
+TILE_BYTES = 2 << 20  # at most: uploads of 1 MiB reach 0.89 of a link's rate, of 2 MiB 0.95
+FEW_TILES, MANY_TILES = 2, 4  # of a thread: one is filled, the others are on their way
 DIRECT_IO = ("auto", "on", "off")
-# What -1 means, within three quarters of the cores: about 6 GB/s each against 55 of an upload, and two tiles for each.
-THREADS_A_DEVICE, MOST_THREADS = 12, MAX_TILES // 2
+# What -1 means, within three quarters of the cores: about 6 GB/s each against 55 of an upload.
+THREADS_A_DEVICE, MANY_THREADS = 12, 24
+MOST_THREADS = 64
+_PAGE = 4096  # of which tiles are made
 _PERIOD = 0.05  # seconds between two looks at the workers, for progress and Ctrl-C
 
 
@@ -121,7 +123,10 @@ def _read(
         pieces, tensor_of = plan.pieces(addresses, direct_fds)
         total = int(pieces[:, 4].sum())
         threads = _count_threads(settings.threads_load, len(plan.devices), total)
-        reader, tiles = _open_reader(runtime, pieces, threads, total, bool(settings.async_uploads), direct_io, verify)
+        tile = min(TILE_BYTES, RING_BYTES // (FEW_TILES * threads) // _PAGE * _PAGE)
+        reader, tiles = _open_reader(
+            runtime, pieces, threads, tile, total, bool(settings.async_uploads), direct_io, verify
+        )
         threads = min(threads, tiles)
         stack.callback(reader.close)
         callback: Callback | None = None
@@ -150,7 +155,7 @@ def _read(
             reading=reading,
             waiting=waiting,
             threads=threads,
-            pinned=tiles * TILE_BYTES if total else 0,
+            pinned=tiles * tile if total else 0,
             async_uploads=bool(settings.async_uploads),
             devices=tuple(_device_report(reader, device, begin) for device in plan.devices),
         )
@@ -182,18 +187,25 @@ def _log_refused(file: ModelFile, code: int) -> None:
 
 
 def _count_threads(asked: int, devices: int, total: int) -> int:
-    """-1: as many as help. Never more than there are tiles, in the ring and to read."""
+    """-1: as many as help. Never more than there are tiles to read."""
     if asked < 0:
-        asked = min(THREADS_A_DEVICE * devices, MOST_THREADS, len(os.sched_getaffinity(0)) * 3 // 4)
-    return max(1, min(asked, MAX_TILES, -(-total // TILE_BYTES)))
+        asked = min(THREADS_A_DEVICE * devices, MANY_THREADS, len(os.sched_getaffinity(0)) * 3 // 4)
+    return max(1, min(asked, MOST_THREADS, -(-total // TILE_BYTES)))
 
 
 def _open_reader(
-    runtime: Runtime, pieces: Any, threads: int, total: int, async_uploads: bool, direct_io: str, verify: bool
+    runtime: Runtime,
+    pieces: Any,
+    threads: int,
+    tile: int,
+    total: int,
+    async_uploads: bool,
+    direct_io: str,
+    verify: bool,
 ) -> tuple[Reader, int]:
     """A reader, and the number of its tiles: four a thread, fewer for many threads and where page-locked memory is
     short."""
-    tiles = max(1, min(threads * min(TILES_A_THREAD, MAX_TILES // threads), -(-total // TILE_BYTES)))
+    tiles = max(1, min(threads * min(MANY_TILES, RING_BYTES // tile // threads), -(-total // tile)))
     io = "direct" if direct_io == "on" else "auto"
     while True:
         try:
@@ -202,7 +214,7 @@ def _open_reader(
                 pieces,
                 tiles=tiles,
                 workers=threads,
-                tile_bytes=TILE_BYTES,
+                tile_bytes=tile,
                 async_uploads=async_uploads,
                 io=io,
                 verify=verify,
