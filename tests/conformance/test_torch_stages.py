@@ -5,6 +5,9 @@ Where there is no GPU, tests/unit/test_executor_torch.py runs the adapter over t
 
 import gc
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -364,3 +367,14 @@ def test_graphs_of_changing_shapes_and_in_place_stages(torch, runtime):
         for size, y in zip(sizes, pipeline.map(torch.arange(size, device="cuda:0") for size in sizes), strict=True):
             assert torch.equal(y.cpu(), torch.arange(size) * 2)
         assert [stage.captured for stage in pipeline.plan().stages] == [6, 6]
+
+
+def test_a_split_model_and_a_language_model(torch, runtime):
+    """The examples, on all GPUs there are."""
+    for example, last in [("torch_split.py", "largest difference: 0.0"), ("causal_lm.py", "model: True")]:
+        if example == "causal_lm.py":
+            pytest.importorskip("transformers")
+        command = [sys.executable, Path(__file__).parents[2] / "examples" / example]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip().endswith(last), done.stdout
