@@ -149,7 +149,15 @@ class TorchAdapter:
     def _call(self, stage: BoundStage, views: Views, incoming: Value) -> Any:
         # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.
         inputs = [view.detach() for view in views.tensors]
-        return stage.fn(build(incoming.layout.structure, iter(inputs), iter(incoming.values())))
+        x = build(incoming.layout.structure, iter(inputs), iter(incoming.values()))
+        if stage.sync_check is None:
+            return stage.fn(x)
+        with self._watching(stage.sync_check):
+            return stage.fn(x)
+
+    def _watching(self, mode: str) -> AbstractContextManager[None]:
+        """torch warns or raises where the host waits for the device."""
+        return _sync_debug_mode(mode)
 
     def _own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
         """Makes output n a dense tensor that only we refer to."""
@@ -207,6 +215,16 @@ class TorchAdapter:
         self._streams.close()
         if self._ready is not None:
             self._ready.close()
+
+
+@contextmanager
+def _sync_debug_mode(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class Views:

@@ -8,7 +8,7 @@ pipeline where there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.dlpack import from_dlpack
@@ -49,6 +49,9 @@ class SimulatedTorchAdapter(TorchAdapter):
             yield
         finally:
             self._inside = outer
+
+    def _watching(self, mode: str) -> AbstractContextManager[None]:
+        return nullcontext()  # there is nothing that the host could wait for
 
     def _own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
         """Moves output n to memory of the device."""

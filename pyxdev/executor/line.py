@@ -10,7 +10,7 @@ from pyxdev import adapters
 from pyxdev._native import Runtime, Stream
 from pyxdev._pipeline import Costs
 from pyxdev.adapters import Layouts
-from pyxdev.errors import Error, OrderViolation
+from pyxdev.errors import Error, InvalidArgument, OrderViolation
 from pyxdev.executor import plan as planning
 from pyxdev.executor.inputs import Inputs
 from pyxdev.executor.links import Links
@@ -40,6 +40,9 @@ class Line:
         wired = planning.wire(declared)
         placed = planning.place(devices, declared, runtime.device_count, runtime.backend)
         names = [adapters.choose(stage.adapter or adapter, runtime, stage.fn) for stage in declared]
+        for n, (stage, name) in enumerate(zip(declared, names, strict=True)):
+            if stage.sync_check is not None and name != "torch":
+                raise InvalidArgument(f"stage {n} ({stage.label}) has sync_check and the {name} adapter; torch has it")
         layouts = Layouts()
         self.costs = Costs(runtime, len(declared), max(LATEST, 2 * in_flight))
         self.leaving = stack.enter_context(closing(Leaving(in_flight)))

@@ -36,6 +36,8 @@ class Stage:
     inputs: the earlier stage whose output is x, by name or number (-1: the one before), or a sequence of several, and x
         is the tuple of their outputs; () for none. None: the one before; for the first stage: what is submitted.
     graph: "off", "auto" or "on"; None: as the executor's `graph` says.
+    sync_check: "warn" or "error" where a torch stage makes the host wait for the device (`.item()`, `.cpu()`, masks),
+        as torch.cuda.set_sync_debug_mode finds it, a mode of the whole process while the stage runs. None: neither.
     """
 
     fn: Callable[..., Any] | CFunction
@@ -46,6 +48,7 @@ class Stage:
     name: str | None = None
     inputs: str | int | Sequence[str | int] | None = None
     graph: str | None = None
+    sync_check: str | None = None
 
     def __post_init__(self) -> None:
         if pointer(self.fn) is not None:
@@ -59,6 +62,8 @@ class Stage:
             raise InvalidArgument(f"a stage's fn is {self.fn!r}; a callable or a CFunction is allowed")
         if self.graph is not None:
             check_graph(self.graph, "a stage's graph")
+        if self.sync_check not in (None, "warn", "error"):
+            raise InvalidArgument(f"a stage's sync_check is {self.sync_check!r}; warn, error or None are allowed")
 
     @property
     def label(self) -> str:

@@ -34,6 +34,7 @@ class BoundStage:
         self.fn: Any = stage.fn
         self.out = stage.out
         self.cost = stage.cost
+        self.sync_check = stage.sync_check
         self.name = stage.label
         self.index = index
         self.device = device

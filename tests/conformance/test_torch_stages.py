@@ -4,6 +4,7 @@ Where there is no GPU, tests/unit/test_executor_torch.py runs the adapter over t
 """
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyxdev import Executor, adapters
+from pyxdev import Executor, Stage, adapters
 from pyxdev.errors import StageError
 
 
@@ -375,6 +376,26 @@ def test_a_split_model_and_a_language_model(torch, runtime):
         if example == "causal_lm.py":
             pytest.importorskip("transformers")
         command = [sys.executable, Path(__file__).parents[2] / "examples" / example]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=path)
         assert done.returncode == 0, done.stderr
         assert done.stdout.rstrip().endswith(last), done.stdout
+
+
+def test_what_makes_the_host_wait_is_found(torch, runtime):
+    def waits(x):
+        return x * x.sum().item()
+
+    x = torch.ones(9, device="cuda:0")
+    for fn in (waits, lambda x: x * 2):
+        with Executor([0], [Stage(fn, sync_check="error")], runtime=runtime) as pipeline:
+            if fn is waits:
+                with pytest.raises(StageError, match=r"stage 0.*synchroniz"):
+                    pipeline.submit(x).result()
+            else:
+                assert (pipeline.submit(x).result() == 2).all().item()
+    assert torch.cuda.get_sync_debug_mode() == 0
+    with Executor([0], [Stage(waits, sync_check="warn")], runtime=runtime) as pipeline:
+        with pytest.warns(UserWarning, match="synchroniz"):
+            ticket = pipeline.submit(x)
+        assert (ticket.result() == 9).all().item()

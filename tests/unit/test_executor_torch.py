@@ -21,8 +21,8 @@ torch = pytest.importorskip("torch")
 from pyxdev.adapters import torch_simulated  # noqa: E402
 from pyxdev.adapters.activation import flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
-from pyxdev.errors import StageError  # noqa: E402
-from pyxdev.executor import Executor  # noqa: E402
+from pyxdev.errors import InvalidArgument, StageError  # noqa: E402
+from pyxdev.executor import Executor, Stage  # noqa: E402
 
 
 class Capturable(torch_simulated.SimulatedTorchAdapter):
@@ -334,3 +334,31 @@ def test_an_input_kept_while_it_is_captured_is_found(caplog: pytest.LogCaptureFi
         assert executor.submit(torch.ones(4)).result()[0] == 2
         assert "kept a tensor of its input" in executor.plan().stages[0].eager
     assert "kept a tensor of its input" in caplog.text
+
+
+def test_sync_check_is_torchs_mode_around_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = ["default"]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(Capturable, "_watching", TorchAdapter._watching)
+    seen: list[str] = []
+
+    def stage(x: Any) -> Any:
+        seen.append(modes[-1])
+        if len(seen) == 3:
+            raise RuntimeError("here")
+        return x + 1
+
+    with pipe([Stage(stage, sync_check="error"), Stage(stage, sync_check="warn"), stage]) as executor:
+        with pytest.raises(StageError, match="here"):
+            executor.submit(torch.ones(3)).result()
+        assert seen == ["error", "warn", "default"] and modes[-1] == "default"
+
+
+def test_sync_check_elsewhere_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="sync_check is 'no'; warn, error or None"):
+        Stage(abs, sync_check="no")
+    with pytest.raises(InvalidArgument, match=r"stage 1 \(abs\) has sync_check and the numpy adapter; torch has it"):
+        Executor([0], [abs, Stage(abs, sync_check="warn")], machine=machine(1))
+    with pipe([Stage(lambda x: x + 1, sync_check="error")]) as executor:  # nothing to find on simulated devices
+        assert executor.submit(torch.ones(3)).result()[0] == 2
