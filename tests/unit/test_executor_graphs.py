@@ -15,7 +15,7 @@ from graph_cases import ALL, PURE, Affine, Case, FillAndCopy, InPlace, Keeps, Pi
 from pyxdev import topology
 from pyxdev._native import FaultDriver, Runtime
 from pyxdev.backends import sim
-from pyxdev.errors import Cancelled, DriverError, InvalidArgument, StageError, StageInterrupted
+from pyxdev.errors import Cancelled, DeviceFault, DriverError, InvalidArgument, StageError, StageInterrupted
 from pyxdev.executor import Executor, Stage, graphs
 from pyxdev.executor.graphs import LAYOUTS, WARM, Captured
 from pyxdev.topology import Pair
@@ -461,6 +461,37 @@ def test_every_driver_call_fails_once(mode: str) -> None:
             assert not runtime.live().any(), f"call {at}: {runtime.live()}"
             runtime.close()
     assert at > 60 and eager >= 4  # some of the calls made the captures
+
+
+def test_a_device_that_fails_at_any_call_takes_graphs_along() -> None:
+    """From call 1, 2, 3 ... on nothing succeeds: results that were there, or the fault; closing frees all."""
+    for at in range(1, 110):
+        runtime, fault = faulty(at)
+        stages = [Affine(), Affine()]
+        failed = False
+        with on_runtime(runtime, stages, "auto") as pipeline:
+            run(pipeline, stages, vectors(WARM))
+            fault.arm(at, sticky=True, status="DEVICE_FAULT")
+            tickets: list[Any] = []
+            for x in vectors(4):
+                try:
+                    ticket = pipeline.submit(x)
+                    tickets.append((x, ticket))
+                    y = ticket.result()
+                    check(y, stages[1].by_hand(stages[0].by_hand(x)), f"call {at}")
+                    assert not failed, f"call {at}: a result after the fault"
+                except (DeviceFault, StageError):
+                    failed = True
+            del tickets, ticket
+            y = None
+        del pipeline  # it has the fault, which has the frames that it was raised in
+        fault.arm(0)
+        gc.collect()
+        assert not runtime.live().any(), f"call {at}: {runtime.live()}"
+        runtime.close()
+        if not failed:
+            break
+    assert at > 60
 
 
 def test_a_launch_that_fails_names_stage_and_microbatch() -> None:
