@@ -38,9 +38,10 @@ from pyxdev.loader.loader import load
 Row = dict[str, Any]
 OURS = [name for name in LOADERS if name.startswith("pyxdev") and name not in PROBES]
 PEERS = [name for name in LOADERS if not name.startswith("pyxdev")]
-TMPFS_PEERS = [name for name in PEERS if "mmap" in name or "together" in name or "32 MiB" in name]
-COLD_PEERS = [name for name in PEERS if name in ("InstantTensor", "safetensors load_file", "Run:ai streamer")
-              or name.startswith(("safetensors prefetch", "fastsafetensors"))]  # fmt: skip
+DIRECT_PEERS = ("fastsafetensors", "Run:ai streamer", "InstantTensor")  # past the page cache
+WARM_PEERS = [name for name in PEERS if name not in DIRECT_PEERS]
+TMPFS_PEERS = [name for name in WARM_PEERS if "mmap" in name or "together" in name or "32 MiB" in name]
+COLD_PEERS = [*DIRECT_PEERS, *(name for name in PEERS if name.startswith("safetensors"))]
 DEADLINE = 300.0  # seconds for one loader
 
 
@@ -147,7 +148,7 @@ class Bench:
     def loaders(self, case: Case, condition: str, count: int) -> list[str]:
         if self.given.probe:
             return list(PROBES)
-        peers = {"warm": PEERS, "tmpfs": TMPFS_PEERS, "cold": COLD_PEERS}[condition]
+        peers = {"warm": WARM_PEERS, "tmpfs": TMPFS_PEERS, "cold": COLD_PEERS}[condition]
         if case.form == "gguf" or count > case.files:
             peers = []  # they read no GGUF, and share out whole files
         mine = OURS if condition == "warm" else OURS[:4]

@@ -210,6 +210,7 @@ LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
     "pyxdev": ("pyxdev", ours()),
     "pyxdev, 8 threads": ("pyxdev", ours(threads=8)),
     "pyxdev, 16 threads": ("pyxdev", ours(threads=16)),
+    "pyxdev, 24 threads": ("pyxdev", ours(threads=24)),
     "pyxdev, 1 MiB tiles": ("pyxdev", ours(tile=1)),
     "pyxdev, 4 MiB tiles": ("pyxdev", ours(tile=4)),
     "pyxdev, nothing freed": ("pyxdev", ours(keep=True)),
@@ -231,12 +232,16 @@ LOADERS: dict[str, tuple[str, Callable[[str, list[int]], Any]]] = {
         peer(instanttensor, backend="mmap", chunk_size=1 << 20, io_depth=32, concurrency=16),
     ),
     "fastsafetensors": ("fastsafetensors", peer(fastsafetensors, disable_cache=False)),
-    "fastsafetensors, 32 MiB, 16 threads": (
+    "fastsafetensors buffered": ("fastsafetensors", peer(fastsafetensors, disable_cache=False)),
+    "fastsafetensors buffered, 32 MiB, 16 threads": (
         "fastsafetensors",
         peer(fastsafetensors, bbuf_size_kb=32 << 10, max_threads=16, disable_cache=False),
     ),
     "Run:ai streamer": ("runai_model_streamer", peer(runai)),
+    "Run:ai streamer buffered": ("runai_model_streamer", peer(runai)),
 }
+# For loaders with "buffered" in their name: those that read directly unless told.
+BUFFERED = {"FASTSAFETENSORS_ODIRECT": "0", "RUNAI_STREAMER_FS_STRATEGY": "sync_buffered"}
 # What helps and what is in the way: threads, tiles, streams, and the same without reading.
 PROBES = {
     f"pyxdev, {threads} threads, {tile} MiB tiles, {streams} streams{', empty reads' if empty else ''}": (
@@ -260,6 +265,8 @@ def answer(**fields: Any) -> None:
 def main() -> None:
     name, backend, devices, *files = sys.argv[1:]
     os.environ.setdefault("RUNAI_STREAMER_CONCURRENCY", "16")
+    if "buffered" in name:
+        os.environ.update(BUFFERED)
     package, opened = LOADERS[name]
     if backend == "sim" and package != "pyxdev":
         answer(absent=f"wants CUDA devices, these are {backend}")
