@@ -21,7 +21,7 @@ from pyxdev.report.privacy import Privacy
 COLUMNS = ("part", "state", ">seconds", "files", "shows")
 EPILOG = """exit codes: 0 every part ran, whatever it found; 1 a part failed, which is in the archive; 2 there is no
 archive. Not in it: user and host names, home folders, addresses, serial numbers, UUIDs, other variables than PYXDEV_*
-and those that hide devices. Full: some minutes on two GPUs, at most an hour and a half; writes 1 GiB to the temporary
+and those that hide devices. Full: some minutes on two GPUs, at most an hour; writes 1 GiB to the temporary
 folder for a while. Nothing of the machine is changed, and nothing is sent."""
 README = """# A report of pyxdev {version}
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,10 @@ def without_model(backend: str) -> str:
         model_file()
     except BackendUnavailable as error:
         return str(error)
-    import torch
-
+    try:
+        torch = import_module("torch")
+    except (ImportError, OSError) as error:
+        return f"torch cannot be imported: {error}"
     built = adapters.torch_is_for(torch)
     return "" if backend in ("", built) else f"torch is built for {built}, the devices are of {backend}"
 

@@ -223,6 +223,9 @@ def test_torch_of_another_vendor_runs_no_pipeline(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.version, "hip", None)
     assert parts.without_model("hip") == "torch is built for cuda, the devices are of hip"
     assert parts.without_model("cuda") == ""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(parts, "find_spec", lambda name: True)
+    assert parts.without_model("cuda").startswith("torch cannot be imported: ")
 
 
 # ---- privacy ----
