@@ -196,9 +196,11 @@ static int enter(scope *in, xd_driver *driver, int device, const char *operation
 }
 
 /* For copies, records, waits and queries, which take the context from the stream or the event: any may be current, and on
-   drivers of CUDA 13 none has to be. */
-static int begin(scope *in, xd_driver *driver, int device, const char *operation, xd_error *err)
+   drivers of CUDA 13 none has to be. Only the handles that stand for default streams mean those of the current one. */
+static int begin(scope *in, xd_driver *driver, int device, const void *handle, const char *operation, xd_error *err)
 {
+    if ((uintptr_t)handle <= CU_PER_THREAD)
+        return enter(in, driver, device, operation, err);
     cuda *c = (cuda *)driver;
     cu_context context;
     *in = (scope){.c = c, .device = device, .operation = operation};
@@ -526,7 +528,7 @@ static int cuda_stream_query(xd_driver *driver, int device, void *stream, int *i
 {
     scope in;
     cu_result code;
-    int status = begin(&in, driver, device, "stream_query", err);
+    int status = begin(&in, driver, device, stream, "stream_query", err);
     if (status != XD_OK)
         return status;
     do
@@ -542,7 +544,7 @@ static int cuda_stream_wait(xd_driver *driver, int device, void *stream, void *e
 {
     scope in;
     cu_result code;
-    int status = begin(&in, driver, device, "stream_wait", err);
+    int status = begin(&in, driver, device, stream, "stream_wait", err);
     if (status != XD_OK)
         return status;
     do
@@ -576,7 +578,7 @@ static int cuda_event_record(xd_driver *driver, int device, void *event, void *s
 {
     scope in;
     cu_result code;
-    int status = begin(&in, driver, device, "event_record", err);
+    int status = begin(&in, driver, device, stream, "event_record", err);
     if (status != XD_OK)
         return status;
     do
@@ -589,7 +591,7 @@ static int cuda_event_query(xd_driver *driver, int device, void *event, int *don
 {
     scope in;
     cu_result code;
-    int status = begin(&in, driver, device, "event_query", err);
+    int status = begin(&in, driver, device, event, "event_query", err);
     if (status != XD_OK)
         return status;
     do
@@ -664,7 +666,8 @@ static int cuda_copy(xd_driver *driver, int device, void *stream, const xd_trans
     if (status == XD_OK && t.src_device != XD_HOST)
         status = context_of(c, t.src_device, &context, operation, err);
     if (status == XD_OK)
-        status = t.height == 1 ? begin(&in, driver, device, operation, err) : enter(&in, driver, device, operation, err);
+        status = t.height == 1 ? begin(&in, driver, device, stream, operation, err)
+                               : enter(&in, driver, device, operation, err);
     if (status != XD_OK)
         return status;
     cu_result code = CU_SUCCESS;

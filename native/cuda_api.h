@@ -73,6 +73,7 @@ enum { /* CUdevice_attribute */
 enum { CU_PORTABLE = 1 };           /* of cuMemHostAlloc */
 enum { CU_REGISTER_PORTABLE = 1 };  /* of cuMemHostRegister */
 enum { CU_NON_BLOCKING = 1 };       /* CUstream_flags */
+enum { CU_PER_THREAD = 2 };         /* CUstream: the last of the handles that stand for default streams, NULL the first */
 enum { CU_WITHOUT_TIMING = 2 };     /* CUevent_flags */
 enum { CU_CAPTURE_THREAD_LOCAL = 1 }; /* CUstreamCaptureMode */
 enum { CU_CAPTURE_NONE = 0 };         /* CUstreamCaptureStatus */

@@ -46,6 +46,40 @@ def test_an_event_comes_after_all_that_was_queued_before_it(devices):
         assert stream.idle()
 
 
+def test_a_default_stream_is_that_of_its_device(devices, pyxdev_backend):
+    """CUDA has one handle for the default streams of all devices: it stands for that of the device that is current."""
+    if pyxdev_backend != "cuda":
+        pytest.skip("the handle is CUDA's")
+    from cuda.bindings import driver
+
+    handle = driver.cuDeviceGet(0)[1]
+    code, context = driver.cuDevicePrimaryCtxRetain(handle)
+    assert int(code) == 0
+    assert int(driver.cuCtxPushCurrent(context)[0]) == 0
+    try:
+        for device in devices:
+            default_stream(devices, device)
+        assert int(driver.cuCtxGetDevice()[1]) == 0  # still the caller's
+    finally:
+        driver.cuCtxPopCurrent()
+        driver.cuDevicePrimaryCtxRelease(handle)
+
+
+def default_stream(devices, device):
+    stream, event = devices.keep(devices.runtime.adopt_stream(device, 1)), devices.event()
+    data = pattern(4096, device)
+    pinned, target = devices.buffer(HOST, 4096), devices.poisoned(device, 4096)
+    devices.write(pinned, data)
+    stream.copy(target.address, pinned.address, 4096, dst_device=device, src_device=HOST)
+    event.record(stream)
+    assert event.device == device
+    assert event.wait()
+    same(devices.download(target), data)
+    devices.stream(device).wait(event)
+    stream.wait(event)
+    assert stream.synchronize()
+
+
 def test_a_wait_holds_a_stream_of_any_device(devices):
     """The second device reads host memory that the first one writes late."""
     for src in devices:

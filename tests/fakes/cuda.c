@@ -28,12 +28,13 @@
 #include "cuda_api.h"
 #include "sim/sim.h"
 
-enum { NEWEST = 13000, MAX_DEVICES = 64, MAX_DEPTH = 64 };
+enum { NEWEST = 13000, MAX_DEVICES = 64, MAX_DEPTH = 64, CU_LEGACY = 1 };
 enum { NOT_INITIALIZED = 3, NOT_FOUND = 500 };
 
 struct cu_context_s {
     int device;
     int references;
+    void *legacy; /* its default stream, made when first asked for; like any other here, it waits for no other stream */
     char peers[MAX_DEVICES]; /* access enabled to the memory of */
 };
 
@@ -165,9 +166,21 @@ static cu_result handle_open(void **out, void *simulated, int is_event, int timi
     return CU_SUCCESS;
 }
 
+/* The stream that CU_LEGACY stands for: that of whatever context is current. */
+static const void *legacy_stream(void)
+{
+    cu_context context = current();
+    void *made = NULL;
+    if (context && !context->legacy && sim->stream_create(sim, context->device, &made, NULL) == XD_OK)
+        handle_open(&context->legacy, made, 0, 0);
+    return context ? context->legacy : NULL;
+}
+
 static handle *handle_find(const void *wanted, int is_event)
 {
     handle *found = NULL;
+    if (!is_event && (uintptr_t)wanted == CU_LEGACY)
+        wanted = legacy_stream();
     pthread_mutex_lock(&lock);
     for (handle *at = handles; at && !found; at = at->next)
         if (at == wanted && at->is_event == is_event && !at->destroyed)
