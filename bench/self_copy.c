@@ -3,10 +3,10 @@
  * current, and how fast and how soon queued copies are for many tile sizes, rings and orders of calls.
  *
  *     self_copy SRC DST SECONDS BYTES sweep     calls, tiles, rings and orders of calls
- *     self_copy SRC DST SECONDS BYTES places    what depends on the CPU of the thread, and on where the ring's memory is
+ *     self_copy SRC DST SECONDS BYTES places    what depends on the CPU of the thread, and on the ring's memory
  *
- * Built and run by self_copy.py; JSON lines on standard output. SRC and DST are device ordinals and may be equal; SECONDS
- * is for the repeats of one figure; BYTES is the largest copy.
+ * Built and run by self_copy.py; JSON lines on standard output. SRC and DST are device ordinals and may be equal;
+ * SECONDS is for the repeats of one figure; BYTES is the largest copy.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -260,8 +260,8 @@ static void measure(rig *r, const plan *p, int behind)
         best = whole[i] < best ? whole[i] : best;
     printf("{\"case\": \"%s\", \"method\": \"%s\", \"bytes\": %zu, \"tile\": %zu, \"ring\": %u, \"tiles\": %zu, "
            "\"us\": %.2f, \"best_us\": %.2f, \"gb_s\": %.3f, \"submit_us\": %.2f, \"right\": %s",
-           p->place ? p->place : "copy", p->name, p->bytes, p->tile, p->ring, tiles, time * 1e6, best * 1e6, (double)p->bytes / time / 1e9,
-           call * 1e6, right ? "true" : "false");
+           p->place ? p->place : "copy", p->name, p->bytes, p->tile, p->ring, tiles, time * 1e6, best * 1e6,
+           (double)p->bytes / time / 1e9, call * 1e6, right ? "true" : "false");
     if (behind) {
         begin_plan(r);
         printf(", \"behind_us\": %.2f", submit_behind(r, p) * 1e6);
@@ -291,6 +291,14 @@ static void say_call(const char *name, double seconds, int times)
         finish(r);                                                  \
         say_call(name, median(rounds_, ROUNDS_), TIMES_);           \
     } while (0)
+
+static void four_calls(rig *r)
+{
+    CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out);
+    CHECK(r, cuEventRecord, r->filled, r->out);
+    CHECK(r, cuStreamWaitEvent, r->in, r->filled, 0);
+    CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, 4 * KIB, r->in);
+}
 
 static void time_calls(rig *r)
 {
@@ -325,13 +333,8 @@ static void time_calls(rig *r)
     TIME(r, "D2H + record + wait", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out),
                                     CHECK(r, cuEventRecord, r->filled, r->out),
                                     CHECK(r, cuStreamWaitEvent, r->in, r->filled, 0)));
-    TIME(r, "D2H + record + wait + H2D",
-         (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out), CHECK(r, cuEventRecord, r->filled, r->out),
-          CHECK(r, cuStreamWaitEvent, r->in, r->filled, 0), CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, 4 * KIB, r->in)));
-    TIME(r, "the same + record free",
-         (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->out), CHECK(r, cuEventRecord, r->filled, r->out),
-          CHECK(r, cuStreamWaitEvent, r->in, r->filled, 0), CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, 4 * KIB, r->in),
-          CHECK(r, cuEventRecord, r->free[0], r->in)));
+    TIME(r, "D2H + record + wait + H2D", four_calls(r));
+    TIME(r, "the same + record free", (four_calls(r), CHECK(r, cuEventRecord, r->free[0], r->in)));
     if (r->same_stream)
         TIME(r, "D2H + H2D, one stream", (CHECK(r, cuMemcpyDtoHAsync, r->ring, r->src, 4 * KIB, r->lanes[0]),
                                           CHECK(r, cuMemcpyHtoDAsync, r->dst, r->ring, 4 * KIB, r->lanes[0])));
@@ -522,7 +525,8 @@ static void sweep(rig *r)
                 plan p = plans[i];
                 p.bytes = sizes[s].bytes;
                 p.tile = tile_of(p.bytes, (size_t)sizes[s].tiles[t]);
-                if (p.ring * p.tile > 128 * MIB || (p.lanes && !r->same_stream) || (p.lanes == 1 && sizes[s].tiles[t] > 2) ||
+                if (p.ring * p.tile > 128 * MIB || (p.lanes && !r->same_stream) ||
+                    (p.lanes == 1 && sizes[s].tiles[t] > 2) ||
                     (p.settle && !r->foreign))
                     continue;
                 measure(r, &p, p.bytes >= MIB && p.bytes <= 64 * MIB);
@@ -572,8 +576,8 @@ static void with_ways_to_wait(rig *r)
     r->spin = 0;
 }
 
-/* Rings allocated just as large as they are used, of whole 2 MiB, and in a large block; sources and targets that begin on
-   a page of 2 MiB and 4 KiB later. Three allocations of each. */
+/* Rings allocated just as large as they are used, of whole 2 MiB, and in a large block; sources and targets that begin
+   on a page of 2 MiB and 4 KiB later. Three allocations of each. */
 static void with_rings(rig *r)
 {
     static const size_t tiles[] = {4096 * KIB, 4684 * KIB, 3512 * KIB};

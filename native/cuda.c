@@ -195,8 +195,8 @@ static int enter(scope *in, xd_driver *driver, int device, const char *operation
     return xd_fail(err, XD_DEVICE_FAULT, 0, operation, "a host function failed on device %d", device);
 }
 
-/* For copies, records, waits and queries, which take the context from the stream or the event: any may be current, and on
-   drivers of CUDA 13 none has to be. Only the handles that stand for default streams mean those of the current one. */
+/* For copies, records, waits and queries, which take the context from the stream or the event: any may be current, and
+   on drivers of CUDA 13 none has to be. Only handles that stand for default streams mean those of the current one. */
 static int begin(scope *in, xd_driver *driver, int device, const void *handle, const char *operation, xd_error *err)
 {
     if ((uintptr_t)handle <= CU_PER_THREAD)

@@ -271,8 +271,8 @@ static int copy_direct(xd_link *link, const xd_transfer *all, const xd_copy *ord
     return status;
 }
 
-/* The ring is handed back by the half: `out` waits, before the first tile of a half, until the last upload from that half
-   is over. An event for each tile would cost two driver calls more a tile. */
+/* The ring is handed back by the half: before the first tile of a half, `out` waits for the last upload from that half.
+   An event for each tile would cost two driver calls more a tile. */
 static unsigned half_of(const xd_link *link, unsigned tile)
 {
     return tile >= (link->tiles + 1) / 2;

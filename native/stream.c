@@ -160,8 +160,8 @@ int xd_event_query(xd_event *event, int *done, xd_error *err)
 }
 
 /* For drivers without event_wait. It asks again and again for `spin` ns, after a short while letting others run in
-   between. Then it sleeps, a small share of the time that it has waited, so that a thread that waits for long costs next
-   to nothing. */
+   between. Then it sleeps, a small share of the time that it has waited: a thread that waits for long costs next to
+   nothing. */
 static int poll_event(xd_driver *driver, int device, void *handle, uint64_t spin, uint64_t timeout, int *done,
                       xd_error *err)
 {

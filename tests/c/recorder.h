@@ -42,8 +42,8 @@ int recorder_count(const recorder *rec, const char *start);
 /* Destroys what is left. */
 void recorder_forget(recorder *rec);
 
-/* A link from device 0 over a recorder, and what a copy needs: memory at both ends, a stream of each device, and the four
-   events, of which `ready` is recorded on device 0 and `space` on the destination. `order` has all of them. */
+/* A link from device 0 over a recorder, and what a copy needs: memory at both ends, a stream of each device, and the
+   four events, of which `ready` is recorded on device 0 and `space` on the destination. `order` has all of them. */
 typedef struct recorded_link {
     recorder rec;
     xd_driver *fault; /* between the runtime and the recorder, never armed; NULL unless asked for */
