@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Sequence
 from importlib import metadata
@@ -23,7 +26,7 @@ EPILOG = """exit codes: 0 every part ran, whatever it found; 1 a part failed, wh
 archive. Not in it: user and host names, home folders, addresses, serial numbers, UUIDs, other variables than PYXDEV_*
 and those that hide devices. Full: some minutes on two GPUs, at most an hour; writes 1 GiB to the temporary
 folder for a while. Nothing of the machine is changed, and nothing is sent."""
-README = """# A report of pyxdev {version}
+README = """# A report of pyxdev {name}
 
 Made on {date} by `pyxdev report{flags}`. docs/amd.md of pyxdev says what each result decides.
 manifest.json has the same list with commands, exit codes and times.
@@ -96,14 +99,15 @@ def attempt(part: Part, privacy: Privacy, quiet: bool) -> Outcome:
 def archive(outcomes: Sequence[Outcome], privacy: Privacy, quick: bool, date: datetime.date) -> dict[str, str]:
     """The files of the archive, by name."""
     told = [privacy.document(outcome.as_dict()) for outcome in outcomes]
-    version = metadata.version("pyxdev") if installed() else "of a checkout"
-    manifest = {"version": 1, "pyxdev": version, "date": date.isoformat(), "quick": quick, "parts": told}
+    which = {"pyxdev": version(), "commit": commit()}
+    manifest = {"version": 1, **which, "date": date.isoformat(), "quick": quick, "parts": told}
     lines = [
         f"* {', '.join(one['files']) or one['part']}: {one['shows']}"
         + (f" ({one['state']}: {one['why']})" if one["why"] else "")
         for one in told
     ]
-    readme = README.format(version=version, date=date, flags=" --quick" if quick else "", list="\n".join(lines) + "\n")
+    name = " ".join(filter(None, which.values()))
+    readme = README.format(name=name, date=date, flags=" --quick" if quick else "", list="\n".join(lines) + "\n")
     texts = {"README.md": readme, "manifest.json": json.dumps(manifest, indent=1) + "\n"}
     for outcome in outcomes:
         texts |= outcome.files
@@ -114,12 +118,23 @@ def _remark(told: dict[str, Any]) -> str:
     return f" ({told['state']}: {told['why']})" if told["why"] else ""
 
 
-def installed() -> bool:
+def version() -> str:
+    """Empty where pyxdev is used without being installed."""
     try:
-        metadata.version("pyxdev")
+        return metadata.version("pyxdev")
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
+
+
+def commit() -> str:
+    """Of the checkout that this is, "+" after it if files differ; PYXDEV_COMMIT where git cannot tell."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    if (root / ".git").exists() and shutil.which("git"):
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return os.environ.get("PYXDEV_COMMIT", "")
 
 
 def show(path: Path, outcomes: Sequence[Outcome]) -> None:

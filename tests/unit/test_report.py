@@ -79,6 +79,7 @@ def test_a_report_of_simulated_devices(made: Any) -> None:
     assert {*files} == named | {"README.md", "manifest.json"}
     for name in named:
         assert name in files["README.md"]
+    assert (manifest["quick"], manifest["commit"]) == (True, command.commit())
     commands = {one["part"]: one["command"] for one in manifest["parts"]}
     assert commands["validate"] == "pyxdev validate --json --quick --profile h200x2"
 
@@ -151,6 +152,14 @@ def test_an_archive_that_cannot_be_written(tmp_path: Path, capsys: pytest.Captur
         assert cli.main(["report", "--backend", "sim", "--out", str(path)]) == 2
         assert why in capsys.readouterr().err
     assert (tmp_path / "there.zip").read_text() == "precious"
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYXDEV_COMMIT", "given")
+    told = command.commit()
+    assert told == "given" or re.fullmatch(r"[0-9a-f]{7,40}\+?", told)
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "pyxdev" / "cli" / "report.py"))
+    assert command.commit() == "given"
 
 
 def test_an_interrupted_report_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
