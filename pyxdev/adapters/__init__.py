@@ -138,7 +138,8 @@ def _library_of(thing: Any) -> str:
     if callable(thing) and not isinstance(thing, ModuleType):
         modules.append(getattr(thing, "__module__", None) or "")
     for name in ("torch", *_LIBRARIES):
-        if any(module == name or module.startswith(f"{name}.") for module in modules):
+        package = _KNOWN[name].needs[0]
+        if any(module == package or module.startswith(f"{package}.") for module in modules):
             return name
     return ""
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from pyxdev._native import HOST, Array, Event, Runtime, Stream
+from pyxdev._native import HOST, Array, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Source, Stopped
-from pyxdev.adapters.arrays import host_spec
-from pyxdev.adapters.interface import Streams
+from pyxdev.adapters.arrays import ArrayAdapter
+from pyxdev.adapters.interface import has_interface
 from pyxdev.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -38,28 +38,27 @@ NEVER = 1 << 62  # the turn of a reader that is no microbatch
 _uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
-class TorchAdapter:
-    """See the module's docstring. Inputs may be tensors anywhere, or NumPy arrays; results are the caller's own tensors
+class TorchAdapter(ArrayAdapter):
+    """See the module's docstring. Inputs may be tensors and other arrays anywhere; results are the caller's own tensors
     on the last stage's device, ordered on his current stream."""
 
     name = "torch"
     uncapturable = "" if hasattr(torch.cuda, "use_mem_pool") else "this torch has no memory pools; 2.5 and later have"
 
     def __init__(self, layouts: Layouts) -> None:
-        self._layouts = layouts
+        super().__init__(layouts)
         self._specs: dict[tuple[Any, Any], Spec] = {}
         self._stream: Any = None  # torch's view of the stage's stream
-        self._streams = Streams()  # of the caller
-        self._ready: Event | None = None
+        self._pool: Any = None  # for the memory of captured graphs
 
     # ---- arrays ----
 
     def is_array(self, leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor | np.ndarray)
+        return isinstance(leaf, torch.Tensor | np.ndarray | Array) or has_interface(leaf)
 
     def spec(self, leaf: Any) -> Spec:
-        if isinstance(leaf, np.ndarray):
-            spec = host_spec(leaf)
+        if not isinstance(leaf, torch.Tensor):
+            spec = super().spec(leaf)
             if not hasattr(torch, spec.dtype):
                 raise InvalidArgument(f"torch has no dtype for an array of {spec.dtype}")
             return spec
@@ -73,20 +72,24 @@ class TorchAdapter:
         return known
 
     def device(self, leaf: Any) -> int:
-        if isinstance(leaf, np.ndarray) or leaf.device.type == "cpu":
+        if not isinstance(leaf, torch.Tensor):
+            return super().device(leaf)
+        if leaf.device.type == "cpu":
             return HOST
         if leaf.device.type != "cuda":
             raise InvalidArgument(f"a tensor on {leaf.device} cannot be sent; cpu and cuda are allowed")
         return int(leaf.device.index)
 
     def write(self, leaf: Any, memory: Any) -> None:
-        if isinstance(leaf, np.ndarray):
-            np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
+        if not isinstance(leaf, torch.Tensor):
+            super().write(leaf, memory)
         elif leaf.numel():
             torch.from_numpy(memory).view(leaf.dtype).view(leaf.shape).copy_(leaf.detach())
 
     def source(self, runtime: Runtime, leaf: Any) -> Source:
         """Read after what the caller has queued on his current stream, which then waits for the copy."""
+        if not isinstance(leaf, torch.Tensor):
+            return super().source(runtime, leaf)
         device = self.device(leaf)
         with torch.cuda.device(device):
             leaf = _plain(leaf.detach()).contiguous()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.dlpack import from_dlpack
 
-from pyxdev._native import HOST, Array, Lease, Runtime, Stream
+from pyxdev._native import Array, Lease, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
 from pyxdev.adapters.torch import TorchAdapter
 
@@ -35,7 +35,7 @@ class SimulatedTorchAdapter(TorchAdapter):
         self._results: Stream | None = None
 
     def device(self, leaf: Any) -> int:
-        return HOST if self._inside is None else self._inside.device
+        return super().device(leaf) if self._inside is None else self._inside.device
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         self._turn = batch.turn

@@ -387,7 +387,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Modules with the names of the libraries, each with one type and one function of its own."""
     monkeypatch.setattr(adapters, "_KNOWN", REAL)
     made = SimpleNamespace()
-    for name in ("torch", "cupy", "numba.cuda", "cuda.core"):
+    for name in ("torch", "cupy", "numba.cuda", "cuda.core", "numba.core"):
         module = ModuleType(name)
         kind = type("Thing", (), {"__module__": name, "__call__": lambda self, x: x})
         vars(module).update(Thing=kind, thing=kind())
@@ -398,7 +398,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_auto_is_what_the_stage_is_or_names(libraries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch, cupy, numba, core = libraries.torch, libraries.cupy, libraries.numba_cuda, libraries.cuda_core
-    thing, jitted, device = cupy.thing, numba.thing, core.thing
+    thing, jitted, device, compiled = cupy.thing, numba.thing, core.thing, libraries.numba_core.thing
 
     class Method:
         def __call__(self, x: Any) -> Any:
@@ -412,7 +412,7 @@ def test_auto_is_what_the_stage_is_or_names(libraries: Any, monkeypatch: pytest.
         "cupy": [cupy.thing, lambda x: cupy.thing(x), lambda x: thing(x), Method(), lambda x, n=0: thing(x)],
         "numba": [lambda stage, x: jitted(x), lambda stage, x: numba.thing],
         "cuda.core": [lambda stage, x: device(x)],
-        "raw": [lambda stage, x: x, lambda stage, x: torch.thing(x)],
+        "raw": [lambda stage, x: x, lambda stage, x: torch.thing(x), lambda stage, x: compiled(x)],
     }
     for name, fns in cases.items():
         assert [adapters.choose("auto", GPU, fn) for fn in fns] == [name] * len(fns)

@@ -18,6 +18,7 @@ from executor_cases import machine
 
 torch = pytest.importorskip("torch")
 
+from pyxdev import Array  # noqa: E402
 from pyxdev.adapters import torch_simulated  # noqa: E402
 from pyxdev.adapters.activation import flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
@@ -247,6 +248,20 @@ def test_numpy_arrays_and_plain_values_go_in() -> None:
         assert executor.submit((np.arange(5), 3, "text")).result().tolist() == [0, 3, 6, 9, 12]
         with pytest.raises(Exception, match="torch has no dtype"):
             executor.submit(np.array(["a"]))
+
+
+def test_arrays_of_ours_go_in() -> None:
+    with pipe([lambda x: x["w"] * x["n"]]) as executor:
+        buffer = executor.runtime.buffer(0, 24)
+        stream = executor.runtime.stream(0)
+        stream.fill(buffer.address, 3, 24)
+        ready = executor.runtime.event()
+        ready.record(stream)
+        w = Array(executor.runtime, 0, buffer.address, (4, 6), "uint8", owner=buffer, ready=ready)
+        assert (executor.submit({"w": w, "n": 2}).result() == 6).all()
+        for thing in (stream, ready, buffer):
+            thing.close()
+        del w
 
 
 def test_host_tensors_may_be_strided_and_changed_after_submit() -> None:
