@@ -190,7 +190,7 @@ cpdef send(Link link, Activation source, uint64_t address, Event free, Event rel
         ready, gate = arrived if turns else None, None
 
 
-# ---- what submitting costs --------------------------------------------------------------------------------------------
+# ---- what submitting costs -------------------------------------------------------------------------------------------
 
 cdef class Costs:
     cdef Runtime runtime
