@@ -1,12 +1,15 @@
 """What it costs the submitting thread to queue a microbatch, in instructions and driver calls, counted and not timed.
 
-    python bench/submission.py          needs valgrind and a C compiler: about a minute
+    python bench/submission.py                   counts; needs valgrind and a C compiler: about half a minute
+    python bench/submission.py --backend cuda    times, on one GPU or several: a few seconds
 
-Stages that do nothing on simulated devices, by the executor and by hand: the fewest streams, events, links and slots
-that are right, called from Python too. Both include what the simulated driver itself costs. A child process runs under
-callgrind, which counts between two marks; the same program gives the same counts, so that a guard can be tight. From 2
-and 4 stages: "each stage" is what one more stage costs, hop included, "besides" what a microbatch costs apart from
-that: its place in flight, the input's way into the first slot, its ticket.
+Stages that do nothing: in Python, as C functions, and by hand, which is the fewest streams, events, links and slots
+that are right, called from Python too. From 2 and 4 stages: "each stage" is what one more stage costs, hop included,
+"besides" what a microbatch costs apart from that: its place in flight, the input's way into the first slot, its ticket.
+
+Counts are of simulated devices. A child process runs under callgrind, which counts between two marks; the same program
+gives the same counts, so that a guard can be tight. "beyond" leaves out what the driver's own functions take; of calls
+and times, what the version by hand takes.
 """
 
 from __future__ import annotations
@@ -27,21 +30,32 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 from bench import record
 from bench.bare import ByHand
-from pyxdev import Executor
+from pyxdev import CFunction, Executor, Stage
 from pyxdev._native import Array, FaultDriver, Runtime
+from pyxdev.adapters.function import FunctionAdapter
+from pyxdev.backends import open as open_backend
 from pyxdev.backends import sim
 
 STAGES = (2, 4)
 WARM, COUNTED = 80, 60  # microbatches
+ROUNDS = 40
 IN_FLIGHT = COUNTED  # submit() never waits while it is counted
 KEPT = 8  # tickets that the caller holds on to
 NBYTES = 1024
 FAR = 1 << 62  # the call at which the counting driver would fail
 
+NOTHING = """
+int nothing(void *stream, void *const *inputs, const unsigned long *sizes, void *const *outputs, void *user)
+{
+    return 0;
+}
+"""
 MARKS = """
 #include <valgrind/callgrind.h>
 void begin(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
@@ -62,6 +76,13 @@ class NoKernel:
         """Nothing is held."""
 
 
+def compiled(folder: Path, name: str, source: str) -> ctypes.CDLL:
+    (folder / f"{name}.c").write_text(source)
+    compiler = os.environ.get("CC", "cc").split()
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", folder / f"{name}.so", folder / f"{name}.c"], check=True)
+    return ctypes.CDLL(str(folder / f"{name}.so"))
+
+
 def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Iterator[tuple[str, Step, Wait]]:
     """By name, what queues microbatch i, and what waits for the last one."""
     x, result = (stack.enter_context(closing(runtime.buffer(device, NBYTES))) for device in (devices[0], devices[-1]))
@@ -75,11 +96,21 @@ def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Itera
 
     array = Array(runtime, devices[0], x.address, (NBYTES,), "uint8", owner=x)
     shape, dtype = array.shape, array.dtype
-    stages = [lambda at, x: at.empty(shape, dtype)] * len(devices)
-    executor = Executor(devices, stages, adapter="raw", runtime=runtime, in_flight=IN_FLIGHT, depth=4, host_stage=0)
-    stack.enter_context(closing(executor))
-    kept: deque[Any] = deque(maxlen=KEPT)
-    yield "executor", lambda i: kept.append(executor.submit(array)), lambda: kept[-1].result()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    nothing = CFunction(compiled(folder, "nothing", NOTHING).nothing)
+    stack.callback(setattr, FunctionAdapter, "later", FunctionAdapter.later)
+    FunctionAdapter.later = ()  # called when they are submitted, as on real devices
+    for name, stage in ("python", lambda at, x: at.empty(shape, dtype)), ("native", Stage(nothing, out=array)):
+        executor = Executor(
+            devices, [stage] * len(devices), adapter="raw", runtime=runtime, in_flight=IN_FLIGHT, depth=4, host_stage=0
+        )
+        stack.enter_context(closing(executor))
+        kept: deque[Any] = deque(maxlen=KEPT)
+        yield (
+            name,
+            lambda i, submit=executor.submit, kept=kept: kept.append(submit(array)),
+            lambda kept=kept: kept[-1].result(),
+        )
 
 
 def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) -> dict[str, float]:
@@ -109,25 +140,32 @@ def child(folder: Path) -> None:
     (folder / "calls.json").write_text(json.dumps(driver_calls(marks.begin, marks.end)))
 
 
-def count() -> tuple[dict[str, float], dict[str, float]]:
-    """Instructions and driver calls of a microbatch, by "name stages". Raises FileNotFoundError without valgrind or a
-    compiler."""
+def count() -> dict[str, dict[str, float]]:
+    """Of a microbatch, by what is counted ("instructions", "driver", "driver calls") and "name stages". Raises
+    FileNotFoundError without valgrind or a compiler."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "marks.c").write_text(MARKS)
-        compiler = os.environ.get("CC", "cc").split()
-        subprocess.run([*compiler, "-shared", "-fPIC", "-o", folder / "marks.so", folder / "marks.c"], check=True)
+        compiled(folder, "marks", MARKS)
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out", "-q"]
         python = [sys.executable, __file__, "--child", name]
         subprocess.run([*command, *python], check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
-        instructions = {}
+        found: dict[str, dict[str, float]] = {"instructions": {}, "driver": {}}
         for path in folder.glob("out*"):
             text = path.read_text()
             mark = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M)
             total = re.search(r"^(?:totals|summary): (\d+)", text, re.M)
             if mark and total:
-                instructions[mark[1]] = int(total[1]) / COUNTED
-        return instructions, json.loads((folder / "calls.json").read_text())
+                found["instructions"][mark[1]] = int(total[1]) / COUNTED
+                found["driver"][mark[1]] = _of_driver(path) / COUNTED
+        return found | {"driver calls": json.loads((folder / "calls.json").read_text())}
+
+
+def _of_driver(path: Path) -> int:
+    """Instructions between entering and leaving functions of the driver's table, all of which fault.c wraps."""
+    command = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--auto=no", str(path)]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    table = r"fault_(?:stream_wait|event_record|event_wait|copy|call)"
+    return sum(int(one.replace(",", "")) for one in re.findall(rf"^ *([\d,]+) .*:{table} \[", text, re.M))
 
 
 def split(found: dict[str, float], name: str) -> tuple[float, float]:
@@ -137,24 +175,57 @@ def split(found: dict[str, float], name: str) -> tuple[float, float]:
     return each, found[f"{name} {few}"] - few * each
 
 
+def times(runtime: Runtime) -> dict[str, float]:
+    """Microseconds of the host for a microbatch, by "name stages": the median of ROUNDS rounds."""
+    found = {}
+    for stages in STAGES:
+        with ExitStack() as stack:
+            devices = tuple(n % runtime.device_count for n in range(stages))
+            for name, step, wait in steps(stack, runtime, devices):
+                rounds = []
+                for _ in range(ROUNDS):
+                    begin = perf_counter()
+                    for i in range(COUNTED):
+                        step(i)
+                    rounds.append((perf_counter() - begin) / COUNTED * 1e6)
+                    wait()
+                found[f"{name} {stages}"] = median(rounds)
+    return found
+
+
+def rows_of(unit: str, found: dict[str, float], driver: dict[str, float] | None = None) -> Iterator[dict[str, Any]]:
+    """The peer is by hand; beyond: more than that, or than the driver's part where that is known."""
+    for name in ("python", "native"):
+        ours, hand = split(found, name), split(found, "hand")
+        base = split(driver, name) if driver else hand
+        for part, figure, peer, taken in zip(("each stage", "besides"), ours, hand, base, strict=True):
+            row = {"case": f"{part}, {name}", "unit": unit, "figure": round(figure, 2), "peer": round(peer, 2)}
+            yield row | {"beyond": round(figure - taken, 2), "ratio": round(figure / peer, 3) if peer else None}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="sim", choices=("sim", "cuda", "hip"))
     parser.add_argument("--out", type=Path, default=record.RESULTS / "submission.jsonl")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         child(given.child)
         return 0
-    rows = []
-    for what, found in zip(("instructions", "driver calls"), count(), strict=True):
-        ours, hand = split(found, "executor"), split(found, "hand")
-        for part, figure, peer in zip(("each stage", "besides"), ours, hand, strict=True):
-            row = {"case": part, "unit": what, "figure": round(figure, 1), "peer": round(peer, 1)}
-            rows.append(row | {"beyond": round(figure - peer, 1), "ratio": round(figure / peer, 3) if peer else None})
-        print(what, {name: round(value, 1) for name, value in sorted(found.items())})
-    record.append(given.out, ({**record.stamp("submission", "2x simulated devices"), **row} for row in rows))
+    if given.backend == "sim":
+        found = count()
+        machine = f"{max(STAGES)}x simulated devices"
+        rows = [
+            *rows_of("instructions", found["instructions"], found["driver"]),
+            *rows_of("driver calls", found["driver calls"]),
+        ]
+    else:
+        with open_backend(given.backend) as runtime:
+            machine = record.machine(runtime)
+            rows = list(rows_of("us", times(runtime)))
+    record.append(given.out, ({**record.stamp("submission", machine), **row} for row in rows))
     for row in rows:
-        print("{case:<12}{unit:<14}executor {figure:>10}  by hand {peer:>10}  beyond {beyond:>10}".format(**row))
+        print("{case:<20}{unit:<14}{figure:>12}  by hand {peer:>12}  beyond {beyond:>12}".format(**row))
     return 0
 
 

@@ -81,11 +81,11 @@ cdef class SlotRing:
         self.arrivals = [runtime.event() for _ in range(in_flight)]
         self.ring = [Slot(self.never) for _ in range(depth)]
 
-    cpdef Slot of(self, Py_ssize_t turn):
+    def of(self, Py_ssize_t turn):
         return self.ring[turn % len(self.ring)]
 
     def take(self, Py_ssize_t turn, uint64_t nbytes):
-        cdef Slot slot = self.of(turn)
+        cdef Slot slot = self.ring[turn % len(self.ring)]
         if slot.nbytes < nbytes:
             slot = self.enlarge(turn, nbytes)
         slot.arrived = self.arrivals[turn % len(self.arrivals)]
