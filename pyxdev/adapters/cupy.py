@@ -20,13 +20,27 @@ from pyxdev.adapters.library import Held, Library
 _OWN = (cupy.cuda.memory.PooledMemory, cupy.cuda.memory.Memory, cupy.cuda.memory.MemoryAsync)
 
 
+class _Handle:
+    """A stream, in CUDA's protocol for them."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 class Cupy(Library):
     takes_stage = False
     copies_results = True
 
     def __init__(self, device: int, handle: int) -> None:
         self._device = cupy.cuda.Device(device)
-        self.stream = cupy.cuda.ExternalStream(handle, device)
+        with self._device:
+            if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14; what was there before is deprecated
+                self.stream = cupy.cuda.Stream.from_external(_Handle(handle))
+            else:
+                self.stream = cupy.cuda.ExternalStream(handle, device)
 
     @contextmanager
     def current(self) -> Iterator[None]:

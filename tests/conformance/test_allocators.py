@@ -72,7 +72,8 @@ def torch_segments(devices, device):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch has no CUDA device here")
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)
+    configure("expandable_segments:True")
     try:
         tensor = torch.empty(NBYTES, dtype=torch.uint8, device=f"cuda:{device}")
         kinds = {
@@ -88,7 +89,7 @@ def torch_segments(devices, device):
         del tensor
         torch.cuda.empty_cache()
     finally:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        configure("expandable_segments:False")
 
 
 KINDS = {"plain": plain, "pool": pool, "mapped": mapped, "torch": torch_segments}

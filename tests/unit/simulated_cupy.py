@@ -191,6 +191,7 @@ def module(runtime: Any) -> ModuleType:
     vars(cuda).update(
         memory=memory,
         Device=lambda number: Device(pool, number),
+        Stream=object,  # of a CuPy before 14
         ExternalStream=lambda ptr, device: ExternalStream(pool, ptr, device),
         get_current_stream=pool.stream,
     )
