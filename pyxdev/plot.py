@@ -37,7 +37,7 @@ def timeline(path: str | Path, spans: Sequence[trace.Span], title: str) -> None:
         )
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(f"simulated time, {unit}")
+    axes.set_xlabel(f"time, {unit}")
     axes.set_title(title)
     figure.savefig(path, dpi=120)
 

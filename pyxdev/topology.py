@@ -224,6 +224,18 @@ def crossover(speeds: Sequence[Speed]) -> tuple[Path, int, int]:
     return "by_size", direct_from, direct_to
 
 
+def rate(pair: Pair, nbytes: int) -> float:
+    """GB/s of the pair's path as measured for the size nearest to nbytes; 0.0: not measured."""
+    direct = pair.path == "direct" or (
+        pair.path == "by_size" and pair.direct_from <= nbytes and (not pair.direct_to or nbytes < pair.direct_to)
+    )
+    found = [(speed.nbytes, speed.direct if direct else speed.staged) for speed in pair.speeds]
+    found = [(size, gb_s) for size, gb_s in found if gb_s]
+    if found:
+        return min(found, key=lambda one: abs(math.log(one[0] / max(1, nbytes))))[1]
+    return 0.0 if direct else pair.leg / 1e9
+
+
 def _fastest(speeds: Sequence[Speed]) -> str:
     if not speeds:
         return ""

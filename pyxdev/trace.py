@@ -1,4 +1,4 @@
-"""What simulated devices did, for people: spans, and the JSON that Perfetto and chrome://tracing read."""
+"""What devices did, for people: spans, and the JSON that Perfetto and chrome://tracing read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pyxdev._native import HOST, SimDriver
 
 
 class Span(NamedTuple):
-    """What an engine, or the submitting thread, did for a while. Times are nanoseconds of simulated time.
+    """What an engine, or the submitting thread, did for a while. Times are nanoseconds of the runtime's clock.
 
-    engine: "compute", "in" or "out" (copies from and to the host) of `device`, "link" from `device` to `peer`, "host".
+    engine: "compute", "in" or "out" (copies from and to the host) of `device`, "link" from `device` to `peer`, "host";
+    in a trace of an executor "stage 1 mlp" instead of "compute".
     operation: in order of submission, 0 for the host. after: the one of another stream that it waited for last, or 0.
     """
 
@@ -44,8 +45,9 @@ def spans(driver: SimDriver) -> list[Span]:
 
 def rows(spans: Iterable[Span]) -> list[str]:
     """The rows of a picture: the host, then each device's engines, then its links."""
-    order = ("host", "compute", "in", "out", "link")
-    found = {(span.device, order.index(span.engine), span.peer, span.row) for span in spans}
+    order = ("host", "compute", "in", "out", "link")  # and stages as "compute"
+    places = {engine: place for place, engine in enumerate(order)}
+    found = {(span.device, places.get(span.engine, 1), span.peer, span.row) for span in spans}
     return [row for *_, row in sorted(found)]
 
 

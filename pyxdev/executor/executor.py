@@ -6,10 +6,11 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from pyxdev.executor.progress import with_progress
 from pyxdev.executor.rest import PATIENCE
 from pyxdev.executor.stages import BoundStage
 from pyxdev.executor.tickets import Epoch, Microbatch, Ticket
+from pyxdev.executor.tracing import Summary, Trace, Tracing, check_path
 from pyxdev.executor.watchdog import GLANCE
 from pyxdev.settings import Settings, resolve
 
@@ -43,6 +45,9 @@ class Stats:
     # and the way into it included
     besides: float  # the rest of that microbatch's time in submit(), waits left out
     limit: str  # a sentence, if the submitting thread keeps the devices from going faster; otherwise empty
+    traced: (
+        Summary | None
+    )  # busy stages and devices, the bubble and hidden copies: of the last trace(), if there was one
 
 
 class Executor:
@@ -89,6 +94,8 @@ class Executor:
         self._closed = False
         self._fault: DeviceFault | None = None
         self._epoch = Epoch()
+        self._tracing = False
+        self._traced: Summary | None = None
         self._submitted = 0
         self._turn = 0
         self._blocked_in_result = 0.0
@@ -310,7 +317,58 @@ class Executor:
         blocked = {"admit": self._line.throttle.blocked, "result": self._blocked_in_result}
         *submission, besides = self._line.costs.means()
         limit = limit_of(sum(submission) + besides, self._limit, *self._line.costs.span())
-        return Stats(self._submitted, self._line.throttle.in_flight, blocked, tuple(submission), besides, limit)
+        return Stats(
+            self._submitted, self._line.throttle.in_flight, blocked, tuple(submission), besides, limit, self._traced
+        )
+
+    @contextmanager
+    def trace(self, *paths: str | Path) -> Iterator[Trace]:
+        """While the with statement lasts, the devices' own times of every stage and copy are measured; then they are
+        written to the paths, by their endings: .json for Perfetto, .png a picture. It begins and ends with idle
+        devices, and costs two events a stage and microbatch.
+
+        Gives a Trace, which is filled at the end; stats() has its sums. Raises InvalidArgument for another path, and
+        for a second trace at once.
+        """
+        for path in paths:
+            check_path(path)
+        result = Trace()
+        tracing = self._order.run(partial(self._start, result))
+        try:
+            yield result
+        finally:
+            self._order.run(partial(self._stop, tracing, result))
+            for path in paths:
+                result.write(path)
+
+    def _start(self, result: Trace) -> Tracing:
+        if self._tracing:
+            raise InvalidArgument("a trace of this executor is on already")
+        self._idle()
+        tracing = Tracing(self._line, self._runtime, result)
+        self._tracing = True
+        return tracing
+
+    def _stop(self, tracing: Tracing, result: Trace) -> None:
+        try:
+            if not self._closed:
+                self._idle()
+        finally:
+            tracing.stop(self._closed or self._fault is not None)
+            self._tracing = False
+            self._traced = result.summary
+
+    def _idle(self) -> None:
+        """Waits until nothing is in flight."""
+        self._check()
+        try:
+            for stream in self._line.streams:
+                while not stream.synchronize(GLANCE):
+                    self._check()
+                    self._line.watchdog.look(self._runtime.clock())
+        except DeviceFault as fault:
+            self._lose(fault)
+            raise
 
     @property
     def runtime(self) -> Runtime:

@@ -19,6 +19,7 @@ from pyxdev.executor.rest import PATIENCE, come_to_rest
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.slots import Events, Leaving
 from pyxdev.executor.stages import BoundStage, Hop, Join
+from pyxdev.executor.tracing import Timers
 from pyxdev.executor.watchdog import Watchdog
 from pyxdev.settings import Settings
 
@@ -47,6 +48,7 @@ class Line:
         self.costs = Costs(runtime, len(declared), max(LATEST, 2 * in_flight))
         self.leaving = stack.enter_context(closing(Leaving(in_flight)))
         self.ends = stack.enter_context(closing(Events(runtime)))
+        self.timers = stack.enter_context(closing(Timers(runtime)))
         self.stages: list[BoundStage] = []
         for n, (stage, device, name, sources) in enumerate(zip(declared, placed, names, wired, strict=True)):
             slots = planning.slots(self.depth, sources, n, in_flight) if depth == "auto" else self.depth
@@ -73,18 +75,23 @@ class Line:
         self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))
         self.throttle = stack.enter_context(closing(runtime.throttle(in_flight)))
         self.watchdog = Watchdog(self.stages, self.throttle, watchdog)
-        self._streams = [self.inputs.stream, *(stage.stream for stage in self.stages)]
-        stack.callback(_drain, runtime, self._streams, self.watchdog)
+        self.streams = [self.inputs.stream, *(stage.stream for stage in self.stages)]
+        stack.callback(_drain, runtime, self.streams, self.watchdog)
 
     def come_to_rest(self) -> None:
         """Waits until nothing of it is running. Raises DeviceFault if that does not come about."""
-        come_to_rest(self._streams, self.links.all())
+        come_to_rest(self.streams, self.links.all())
 
     def plan(self) -> Plan:
         memory: dict[int, int] = {}
         for stage in self.stages:
             memory[stage.device] = memory.get(stage.device, 0) + stage.slots.nbytes + stage.blocks.nbytes
-        links = self.links.plan()
+        sent: dict[tuple[int, int], int] = {}
+        for hop in self.hops:
+            for src, nbytes in hop.sent():
+                way = src, hop.consumer.device
+                sent[way] = sent.get(way, 0) + nbytes
+        links = self.links.plan(sent)
         return Plan(
             stages=tuple(stage.plan() for stage in self.stages),
             links=links,

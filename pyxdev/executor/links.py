@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyxdev import topology
 from pyxdev._native import Link, Runtime
 from pyxdev.executor.plan import LinkPlan
@@ -33,11 +35,15 @@ class Links:
         """Those that are open."""
         return [link for link, _ in self._open.values()]
 
-    def plan(self) -> tuple[LinkPlan, ...]:
+    def plan(self, sent: Mapping[tuple[int, int], int]) -> tuple[LinkPlan, ...]:
+        """sent: bytes of a microbatch by (src, dst)."""
         return tuple(
-            LinkPlan(src, dst, pair.path, pair.why, 0 if link.closed else link.pinned_bytes)
+            LinkPlan(
+                src, dst, pair.path, pair.why, 0 if link.closed else link.pinned_bytes, sent.get((src, dst), 0),
+                topology.rate(pair, sent.get((src, dst), 0)),
+            )
             for (src, dst), (link, pair) in self._open.items()
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         for link, _ in self._open.values():

@@ -75,13 +75,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """One hop between devices. pinned: bytes of its page-locked ring."""
+    """One hop between devices. pinned: bytes of its page-locked ring. nbytes: what the latest microbatch sent over it,
+    0 before the first. gb_s: as measured for copies of about that size when the path was chosen; 0.0: not measured."""
 
     src: int
     dst: int
     path: str
     why: str
     pinned: int
+    nbytes: int
+    gb_s: float
 
 
 @dataclass(frozen=True)

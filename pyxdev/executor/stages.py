@@ -15,6 +15,7 @@ from typing import Any
 from pyxdev._native import Event, Link, Runtime, Stream
 from pyxdev._pipeline import Outputs, deliver, send
 from pyxdev.adapters import Activation, Adapter, Joined, Layouts, Value
+from pyxdev.adapters.activation import Layout
 from pyxdev.executor.graphs import Graphs
 from pyxdev.executor.plan import Stage, StagePlan
 from pyxdev.executor.slots import Blocks, Leaving, Slot, Slots
@@ -51,13 +52,13 @@ class BoundStage:
         self.output: Any = None  # the last Activation, if kept
         self.graph = stage.graph or graph
         self.graphs = None if self.graph == "off" else Graphs(self, self.graph, leaving)
-        self._work = self.graphs.run if self.graphs else adapter.run
+        self.work: Any = self.graphs.run if self.graphs else adapter.run  # a trace puts itself in between
 
     def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
         self.stream.wait(slot.arrived)
         self.outputs.settle(batch.turn)
-        outgoing = self._work(self, batch, slot, incoming)
+        outgoing: Activation = self.work(self, batch, slot, incoming)
         self.leave(batch, slot)
         outgoing.ready = slot.free
         if self.kept:
@@ -101,12 +102,18 @@ class Hop:
         self.link = link
         self.producer = producer
         self.consumer = consumer
+        self._layout: Layout | None = None  # of the latest microbatch
 
     def run(self, batch: Microbatch, source: Activation) -> Activation:
         """Queues the copy of the producer's outputs into the consumer's next slot, and the consumer."""
-        slot = self.consumer.slots.take(batch.turn, source.layout.nbytes)
+        self._layout = layout = source.layout
+        slot = self.consumer.slots.take(batch.turn, layout.nbytes)
         deliver(self.link, source, slot, self.producer.outputs, batch.turn)
         return self.consumer.run(batch, slot, source.value)
+
+    def sent(self) -> list[tuple[int, int]]:
+        """(device, bytes) of what the latest microbatch has sent from there."""
+        return [(self.producer.device, self._layout.nbytes if self._layout else 0)]
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -141,6 +148,12 @@ class Join:
             offset += source.layout.nbytes
         slot.arrived.record(self.consumer.stream)
         return self.consumer.run(batch, slot, value)
+
+    def sent(self) -> list[tuple[int, int]]:
+        """As of a Hop."""
+        return [
+            (producer.device, producer.output.layout.nbytes if producer.output else 0) for _, producer in self._ways
+        ]
 
     def close(self) -> None:
         self._arrived.close()

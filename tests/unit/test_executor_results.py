@@ -247,6 +247,21 @@ def test_plan_tells_links_and_memory() -> None:
         assert (plan.in_flight, plan.depth) == (4, 4)
 
 
+@pytest.mark.parametrize("host_stage, gb_s", [("0", 0), ("1", 25), ("auto", 50)])
+def test_plan_tells_rate_and_bytes_of_links(host_stage: str, gb_s: float) -> None:
+    """As measured on a machine with links of 50 GB/s, and 25 GB/s to and from the host."""
+    stages = [lambda x: (x, x[:10]), lambda x: x, Stage(lambda x: x[0][0], inputs=(0, 1))]
+    quiet = {"device": {"count": 2}}
+    with Executor([0, 1, 0], stages, host_stage=host_stage, machine=quiet) as executor:
+        assert [link.nbytes for link in executor.plan().links] == [0, 0, 0]
+        executor.submit(np.zeros(1 << 20, np.uint8)).result()
+        links = {(link.src, link.dst): link for link in executor.plan().links}
+    sent = (1 << 20) + 256
+    assert {way: link.nbytes for way, link in links.items()} == {(0, 1): sent, (0, 0): sent, (1, 0): sent}
+    for way in ((0, 1), (1, 0)):
+        assert links[way].gb_s == pytest.approx(gb_s, rel=0.5)
+
+
 CALLS = {"copy": 4, "launch": 8, "record": 1, "wait": 2, "query": 0, "sync": 0, "alloc": 0}
 
 
