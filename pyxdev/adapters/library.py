@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyxdev._native import Array, Lease, Stream
+from pyxdev._native import Array, Event, Lease, Stream
 from pyxdev._pipeline import RawStage
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
 from pyxdev.adapters.adapter import Stopped
@@ -131,6 +131,7 @@ class LibraryAdapter(ArrayAdapter):
         self._kind = kind
         self._library: Any = None
         self._given: Any = None
+        self._done: Event | None = None
 
     # ---- the stage ----
 
@@ -235,12 +236,17 @@ class LibraryAdapter(ArrayAdapter):
         return arrays
 
     def _lent(self, stage: BoundStage, fetch: Fetch, specs: list[tuple[int, Spec]], theirs: Stream) -> list[Any]:
-        done = self._ready = self._ready or stage.runtime.event()
+        done = self._done = self._done or stage.runtime.event()
         done.record(theirs)
         fetch.stream.wait(done)  # the caller may have dropped a result right after queueing work on it
         copies = [fetch.copy(address, spec) for address, spec in specs]
         with self._library.current():
             return [self._library.wrap(copy) for copy in copies]
+
+    def close(self) -> None:
+        super().close()
+        if self._done is not None:
+            self._done.close()
 
 
 def _array(stage: BoundStage, address: int, spec: Spec, owner: Any) -> Array:
