@@ -36,7 +36,7 @@ class CudaCore(Library):
             driver.cuCtxSetCurrent(before)
 
     def wrap(self, array: Array) -> Any:
-        return StridedMemoryView(array, -1)  # in the order of the stage's stream already
+        return StridedMemoryView.from_dlpack(array, -1)  # in the order of the stage's stream already
 
     def is_output(self, leaf: Any) -> bool:
         return isinstance(leaf, StridedMemoryView | Buffer) or has_interface(leaf)

@@ -266,6 +266,44 @@ def test_arrays_of_the_library_are_inputs_and_results_are_the_callers_own(kit, r
         del tickets, ticket, y
 
 
+VIEWS = {
+    "part": lambda cupy, y: y[5:],
+    "other shape": lambda cupy, y: y.reshape(2, -1),
+    "flat": lambda cupy, y: y.ravel()[::3],
+    "broadcast": lambda cupy, y: cupy.broadcast_to(y, (2, *y.shape))[0],
+    "real": lambda cupy, y: y.real[1:],
+    "new view": lambda cupy, y: y.view(),
+    "torch": lambda cupy, y: cupy.from_dlpack(pytest.importorskip("torch").from_dlpack(y)),
+    "interface": lambda cupy, y: cupy.ndarray(
+        y.shape, y.dtype, cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(y.data.ptr, y.nbytes, y), 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", VIEWS)
+def test_views_that_a_stage_of_cupy_keeps(kit, runtime, devices, way):
+    """The next call writes to the view while the output is still being read: it must have been a copy."""
+    if kit.adapter != "cupy":
+        pytest.skip("CuPy's views")
+    kept = []
+
+    def stage(stage, x):
+        if kept:
+            kept.pop()[...] = -1
+        y = kit.apply(stage, x, 1, 1)
+        kept.append(VIEWS[way](kit.library, y))
+        return y
+
+    def slow(stage, x):
+        return kit.apply(stage, x, 1, 0, times=SLOW)
+
+    with opened(runtime, devices, kit, stage, slow, in_flight=8, depth=1) as pipeline:
+        for n, y in enumerate(pipeline.map(inputs(20))):
+            assert (kit.host(y) == n + 1).all(), n
+        kept.clear()
+        del y
+
+
 @pytest.mark.parametrize("pool", ["default", "async", "none"])
 def test_every_allocator_of_cupy(kit, runtime, devices, pool):
     if kit.adapter != "cupy":
