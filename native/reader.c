@@ -1,5 +1,6 @@
 /* The loader's inner loop: file range -> page-locked tile -> device. */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include "worker.h"
@@ -8,6 +9,7 @@ enum {
     TILES = 16,
     TILE_BYTES = 2 << 20,
     WORKERS = 4,
+    MOST_WORKERS = 64,
     STREAMS = 1,
     LARGEST_TILE = 1 << 30 /* below 0x7ffff000, what one read call gives at most */
 };
@@ -71,6 +73,8 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     if (chosen.streams > XD_READER_STREAMS)
         return xd_fail(err, XD_INVALID, 0, operation, "%u streams of a device; at most %d are allowed", chosen.streams,
                        XD_READER_STREAMS);
+    if (chosen.workers > MOST_WORKERS)
+        return xd_fail(err, XD_INVALID, 0, operation, "%u workers; at most %d are allowed", chosen.workers, MOST_WORKERS);
     for (size_t i = 0; i < count && !status; i++)
         status = check_piece(runtime, &pieces[i], i, tile_bytes, err);
     if (status)
@@ -83,7 +87,8 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     reader->sync_uploads = chosen.sync_uploads;
     reader->io = chosen.io;
     reader->verify = chosen.verify;
-    reader->tiles_each = tiles / (chosen.workers ? chosen.workers : WORKERS);
+    reader->together = chosen.workers ? chosen.workers : WORKERS;
+    reader->tiles_each = tiles / reader->together;
     reader->streams = chosen.streams ? chosen.streams : STREAMS;
     reader->calls = chosen.calls ? chosen.calls : &xd_source_calls;
     reader->failed = -1;
@@ -179,6 +184,38 @@ int xd_reader_run(xd_reader *reader, xd_error *err)
 int xd_reader_verify(xd_reader *reader, xd_error *err)
 {
     return run(reader, 1, err);
+}
+
+static void *run_on_a_thread(void *reader)
+{
+    xd_error kept_by_the_reader;
+    run(reader, 0, &kept_by_the_reader);
+    return NULL;
+}
+
+static void *verify_on_a_thread(void *reader)
+{
+    xd_error kept_by_the_reader;
+    run(reader, 1, &kept_by_the_reader);
+    return NULL;
+}
+
+/* The threads take no signals: the caller's process may want them on threads of its own. */
+int xd_reader_run_all(xd_reader *reader, int verify, xd_error *err)
+{
+    pthread_t threads[MOST_WORKERS];
+    unsigned started = 0;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (started + 1 < reader->together &&
+           pthread_create(&threads[started], NULL, verify ? verify_on_a_thread : run_on_a_thread, reader) == 0)
+        started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int status = run(reader, verify, err);
+    while (started)
+        pthread_join(threads[--started], NULL);
+    return status ? status : count_worker(reader, 0, err);
 }
 
 void xd_reader_cancel(xd_reader *reader)

@@ -24,6 +24,7 @@ struct xd_reader {
     const xd_io *calls;
     xd_ring *ring; /* NULL if there is nothing to read */
     unsigned tiles_each, streams; /* that a worker keeps for itself; that a device has */
+    unsigned together;            /* workers that are run at once */
     atomic_uint joined;           /* workers so far */
     int sync_uploads, io, verify;
     _Atomic uint64_t reading, waiting; /* ns of all workers in reads, and for tiles and uploads */

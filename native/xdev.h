@@ -311,7 +311,7 @@ typedef struct xd_io {
 
 typedef struct xd_reader_options {
     unsigned tiles;       /* of the pinned ring; 0: 16 */
-    unsigned workers;     /* how many are expected: each keeps its share of the tiles, one at least; 0: 4 */
+    unsigned workers;     /* how many run at once, 64 at most: each keeps its share of the tiles, one at least; 0: 4 */
     unsigned streams;     /* of a device: the workers take turns; 0: 1 */
     uint64_t tile_bytes;  /* 0: 2 MiB; a multiple of 4096 if any piece has a direct_fd */
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
@@ -332,6 +332,9 @@ int xd_reader_run(xd_reader *reader, xd_error *err);
 /* Reads back what was uploaded, as a worker, and compares checksums; after every worker has run. XD_DRIVER names the first
    range that a device does not hold as it was read. */
 int xd_reader_verify(xd_reader *reader, xd_error *err);
+/* Runs all workers, or all that verify: on the calling thread and on threads that end before this returns, fewer where
+   the system has no more. */
+int xd_reader_run_all(xd_reader *reader, int verify, xd_error *err);
 void xd_reader_cancel(xd_reader *reader);
 typedef struct xd_progress {
     uint64_t done;   /* bytes handed to the device so far */

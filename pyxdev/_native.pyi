@@ -298,18 +298,17 @@ class Reader:
         calls: int = 0,
     ) -> None:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
-        bytes, address. workers: how many run() calls are expected at once; each keeps its share of the tiles. streams:
+        bytes, address. workers: threads of run(), each with its share of the tiles; at most 64, 0: 4. streams:
         of a device, 1 to 16; the workers take turns. io: "auto" or "direct". verify: checksums are kept for verify().
         calls: address of an xd_io table, for tests."""
     def run(self) -> None:
-        """One worker; call it from several threads. Returns when the queue is empty and all that it has read is on its
-        device. Without the GIL; Ctrl-C is not seen: keep it off the main thread. Every worker raises the first error of
-        any."""
+        """Reads all pieces, on this thread and on threads that end before it returns; then every byte is on its device.
+        Without the GIL; Ctrl-C is not seen: keep it off the main thread. Raises the first error of any thread."""
     def verify(self) -> None:
-        """Reads back what was uploaded and compares checksums, as one worker; for a reader opened with verify=True,
-        after every run(). DriverError names the first range that is wrong."""
+        """Reads back what was uploaded and compares checksums; for a reader opened with verify=True, after run().
+        DriverError names the first range that is wrong."""
     def cancel(self) -> None:
-        """Every run() raises Cancelled, within one tile."""
+        """run() and verify() raise Cancelled, within one tile."""
     def progress(self, device: int) -> tuple[int, int, float, float]:
         """Bytes handed to the device so far, how many of them were read past the page cache, and when the first and the
         last of them were handed over: seconds as time.monotonic() counts them, 0.0 before the first."""

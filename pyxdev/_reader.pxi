@@ -91,7 +91,7 @@ cdef class Reader:
         cdef xd_reader *reader = self.alive()
         cdef int status
         with nogil:
-            status = xd_reader_run(reader, &err)
+            status = xd_reader_run_all(reader, 0, &err)
         check(status, &err)
 
     def verify(self):
@@ -99,7 +99,7 @@ cdef class Reader:
         cdef xd_reader *reader = self.alive()
         cdef int status
         with nogil:
-            status = xd_reader_verify(reader, &err)
+            status = xd_reader_run_all(reader, 1, &err)
         check(status, &err)
 
     def cancel(self):

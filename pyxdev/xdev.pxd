@@ -188,8 +188,7 @@ cdef extern from "xdev.h" nogil:
     int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                        const xd_reader_options *options, xd_error *err)
     void xd_reader_close(xd_reader **reader)
-    int xd_reader_run(xd_reader *reader, xd_error *err)
-    int xd_reader_verify(xd_reader *reader, xd_error *err)
+    int xd_reader_run_all(xd_reader *reader, int verify, xd_error *err)
     void xd_reader_cancel(xd_reader *reader)
     ctypedef struct xd_progress:
         uint64_t done, direct, first, last

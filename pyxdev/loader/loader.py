@@ -136,12 +136,12 @@ def _read(
             callback = progress
         setup = time.monotonic() - begin
         try:
-            _run(reader, threads, _Watch(plan, reader, total, callback), reader.run)
+            _run(reader, _Watch(plan, reader, total, callback), reader.run)
         except (ReadError, FileRefused) as error:
             raise _name_file(error, plan, reader, tensor_of) from error
         end = time.monotonic()
         if verify:
-            _run(reader, threads, lambda: None, reader.verify)
+            _run(reader, lambda: None, reader.verify)
         for file in plan.model.files:
             if code := reader.refused(file.fd):
                 log.info(
@@ -213,7 +213,7 @@ def _open_reader(
                 runtime,
                 pieces,
                 tiles=tiles,
-                workers=threads,
+                workers=min(threads, tiles),
                 tile_bytes=tile,
                 async_uploads=async_uploads,
                 io=io,
@@ -250,9 +250,9 @@ class _Watch:
             raise Cancelled(f"the progress callback cancelled the load after {done} of {self._total} bytes")
 
 
-def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable[[], None]) -> None:
-    """Runs the task on every worker and waits for them. Whatever happens, none is left when this returns: the calling
-    thread looks up often, so Ctrl-C and an exception of the callback stop them within one tile."""
+def _run(reader: Reader, watch: Callable[[], None], task: Callable[[], None]) -> None:
+    """Runs the task of a reader and waits for it. Whatever happens, nothing of it runs when this returns: the calling
+    thread looks up often, so Ctrl-C and an exception of the callback stop it within one tile."""
     failures: list[Error] = []
     ended = threading.Semaphore(0)
 
@@ -265,20 +265,16 @@ def _run(reader: Reader, threads: int, watch: Callable[[], None], task: Callable
             ended.release()
 
     watch()
-    workers = [threading.Thread(target=work, name=f"pyxdev-load-{number}", daemon=True) for number in range(threads)]
-    started: list[threading.Thread] = []
+    worker = threading.Thread(target=work, name="pyxdev-load", daemon=True)
     try:
-        for worker in workers:
-            worker.start()
-            started.append(worker)
-        for _ in started:
-            while not ended.acquire(timeout=_PERIOD):
-                watch()
+        worker.start()
+        while not ended.acquire(timeout=_PERIOD):
+            watch()
     except BaseException:
         reader.cancel()
         raise
     finally:
-        for worker in started:
+        if worker.ident is not None:
             worker.join()
     if failures:
         raise failures[0]

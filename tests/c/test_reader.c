@@ -378,6 +378,51 @@ static void together(int sync)
         xd_buffer_close(&to[i].buffer);
 }
 
+/* Workers on threads of the reader's own, and the first error of any. */
+static void all_workers(void)
+{
+    target to[2] = {on_device(0, FILE_BYTES), on_device(1, FILE_BYTES)};
+    xd_piece pieces[3];
+    for (int i = 0; i < 2; i++)
+        pieces[i] = (xd_piece){.fd = i ? other : plain, .direct_fd = -1, .device = i, .bytes = FILE_BYTES,
+                               .address = to[i].address};
+    static const unsigned counts[] = {1, 2, 7, 64};
+    for (int i = 0; i < 4; i++) {
+        xd_reader_options options = {.workers = counts[i], .tiles = 2 * counts[i], .tile_bytes = PAGE, .verify = 1};
+        for (int device = 0; device < 2; device++)
+            memset((void *)(uintptr_t)to[device].address, 0xA5, FILE_BYTES);
+        xd_reader *reader = open_reader(pieces, 2, options);
+        OK(xd_reader_run_all(reader, 0, &err));
+        for (int device = 0; device < 2; device++) {
+            CHECK_EQ(progress(reader, device).done, FILE_BYTES);
+            check_bytes(to[device].address, 0, FILE_BYTES);
+        }
+        OK(xd_reader_run_all(reader, 1, &err));
+        xd_reader_close(&reader);
+        recorder_clear(&rec);
+
+        reader = open_reader(pieces, 2, options);
+        OK(xd_reader_run_all(reader, 0, &err));
+        ((unsigned char *)(uintptr_t)to[1].address)[FILE_BYTES - 1] ^= 1;
+        FAILS(xd_reader_run_all(reader, 1, &err), XD_DRIVER);
+        CHECK_HAS(err.text, "device 1 does not hold what was read");
+        xd_reader_close(&reader);
+        recorder_clear(&rec);
+
+        pieces[2] = (xd_piece){.fd = plain, .direct_fd = -1, .offset = FILE_BYTES - 9, .bytes = 10,
+                               .address = to[0].address};
+        reader = open_reader(pieces, 3, options);
+        FAILS(xd_reader_run_all(reader, 0, &err), XD_TRUNCATED);
+        CHECK_EQ(xd_reader_failed(reader), 2);
+        xd_reader_close(&reader);
+        recorder_clear(&rec);
+    }
+    xd_reader *reader = NULL;
+    FAILS(xd_reader_open(&reader, runtime, pieces, 1, &(xd_reader_options){.workers = 65}, &err), XD_INVALID);
+    for (int i = 0; i < 2; i++)
+        xd_buffer_close(&to[i].buffer);
+}
+
 static void refusals(void)
 {
     xd_reader *reader = NULL;
@@ -452,6 +497,7 @@ int main(void)
     cancelled();
     together(0);
     together(1);
+    all_workers();
     refusals();
     page_cache();
     CHECK_NOTHING_LIVES(runtime);
