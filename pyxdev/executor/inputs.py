@@ -171,20 +171,25 @@ class Inputs:
 
     def _copy(self, turn: int, leaf: Any, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
         """One array that lies on a device."""
-        ours = type(leaf) is Piece
-        source = self._piece(leaf) if ours else self._adapter.source(self._runtime, leaf)
-        released = self._last.outputs.reader() if ours else None if source.stream is None else self._released
+        if type(leaf) is Piece:
+            source = self._piece(leaf)
+            released = self._last.outputs.reader()
+            self._queue(source, slot, offset, nbytes, released, arrived)
+            self._last.outputs.hold(released, source.keep, turn)
+            return
+        source = self._adapter.source(self._runtime, leaf)
+        self._queue(source, slot, offset, nbytes, None if source.stream is None else self._released, arrived)
+        if source.stream is not None:
+            source.stream.wait(self._released)
+        self._held.append((turn, source.keep))
+
+    def _queue(
+        self, source: Source, slot: Slot, offset: int, nbytes: int, released: Event | None, arrived: Event
+    ) -> None:
         self._links.between(source.device, self._stage.device).copy(
             slot.address + offset, source.address, nbytes,
             source_ready=source.ready, dest_free=slot.free, released=released, arrived=arrived,
         )  # fmt: skip
-        if released is None:
-            self._held.append((turn, source.keep))
-        elif source.stream is None:
-            self._last.outputs.hold(released, source.keep, turn)
-        else:
-            source.stream.wait(released)
-            self._held.append((turn, source.keep))
 
     def _piece(self, leaf: Piece) -> Source:
         output = leaf.activation

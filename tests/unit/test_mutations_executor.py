@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyxdev import topology
+from pyxdev import Array, topology
+from pyxdev._native import Lease
 from pyxdev.backends import open as open_backend
+from pyxdev.checks.kernels import memory
 from pyxdev.errors import Error
 from pyxdev.executor import Executor, Stage, executor, stages
 from pyxdev.executor.inputs import Inputs
@@ -174,6 +176,31 @@ def two_ways(seed: int) -> bool:
     return all(np.array_equal(a, b) for x, y in zip(xs, ys, strict=True) for a, b in zip(x, y, strict=True))
 
 
+def given_arrays(seed: int) -> bool:
+    """Arrays on a device, in memory that is written again as soon as nobody refers to it."""
+    pool: list[Any] = []
+
+    def slow(stage: Any, x: Array) -> Array:
+        stage.stream.launch(lambda: None, cost=3e-3)
+        return x
+
+    with open_backend("sim", machine=machine(seed)) as runtime:
+        with Executor(
+            [0, 1], [slow, slow], runtime=runtime, in_flight=6, depth=1, adapter="raw", host_stage="0"
+        ) as pipe:
+            tickets = []
+            for n in range(8):
+                lease = Lease(pool.pop() if pool else runtime.buffer(0, 4 * SIZE, managed=True), pool)
+                address = lease.item.address
+                memory(address, 4 * SIZE).view(np.float32)[:] = n
+                tickets.append(pipe.submit(Array(runtime, 0, address, (SIZE,), "float32", owner=lease)))
+                del lease
+            right = [bool((ticket.result().numpy() == n).all()) for n, ticket in enumerate(tickets)]
+            del tickets
+        pool.clear()
+    return all(right)
+
+
 SCENES = (
     slow_producers,
     slow_consumers,
@@ -188,6 +215,7 @@ SCENES = (
     late_parts,
     plain_parts,
     two_ways,
+    given_arrays,
 )
 
 # What is taken out, the function, the text, what stands there instead, the scene that shows it.
@@ -206,8 +234,16 @@ MUTATIONS: list[Mutation] = [
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
     ("upload: arrived recorded", Inputs._gather, "slot.arrived.record(self.stream)", "pass", slow_links),
     ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
-    ("part: source ready", Inputs._copy, "source_ready=source.ready,", "", parts),
-    ("part: slot free", Inputs._copy, "dest_free=slot.free,", "", late_parts),
+    ("caller's arrays: kept", Inputs._copy, "self._held.append((turn, source.keep))", "pass", given_arrays),
+    (
+        "caller's arrays: kept until it has left",
+        Inputs.send,
+        "+ len(self._pinned) <= batch.turn",
+        "<= batch.turn",
+        given_arrays,
+    ),
+    ("part: source ready", Inputs._queue, "source_ready=source.ready,", "", parts),
+    ("part: slot free", Inputs._queue, "dest_free=slot.free,", "", late_parts),
     ("part: arrived", Inputs._gather, "self.stream.wait(self._joined)", "pass", parts),
     ("part: plain value there", Inputs._gather, "self.stream.wait(leaf.ready)", "pass", plain_parts),
     (
