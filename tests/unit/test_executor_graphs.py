@@ -216,6 +216,40 @@ def test_slots_that_grow_are_captured_anew() -> None:
         assert stages[0].calls == calls
 
 
+def test_a_graph_over_memory_that_is_replaced_lives_until_its_microbatches_have_left() -> None:
+    stages = [Affine()]
+    with pipe(stages, depth=1, in_flight=3) as pipeline:
+        run(pipeline, stages, vectors(6))
+        tickets = [pipeline.submit(x) for x in vectors(2)]
+        tickets += [pipeline.submit({"a": np.arange(4000, dtype=np.float32), "n": 5}) for _ in range(2)]
+        assert captured(pipeline) == [0] and pipeline.runtime.live().graphs == 1
+        for ticket in tickets:
+            ticket.result()
+        del tickets, ticket
+        tickets = [pipeline.submit(x) for x in vectors(3)]
+        assert captured(pipeline) == [1] and pipeline.runtime.live().graphs == 1
+        del tickets
+
+
+def test_the_collector_is_off_during_a_capture_and_then_as_before() -> None:
+    """What it freed would spoil the capture, and be lost."""
+    found = []
+
+    def looks(stage: Any, x: Any) -> Any:
+        found.append(gc.isenabled())
+        return Affine()(stage, x)
+
+    with pipe([looks], depth=1) as pipeline:
+        for on in (True, False):
+            try:
+                gc.enable() if on else gc.disable()
+                run(pipeline, [Affine()], [{"a": np.arange(9 + on, dtype=np.float32), "n": 5}] * 4)
+                assert gc.isenabled() == on
+            finally:
+                gc.enable()
+    assert found == [True] * WARM + [False] * (1 + WARM + 1)
+
+
 # ---- what stays eager ----
 
 
