@@ -250,6 +250,16 @@ def test_the_collector_is_off_during_a_capture_and_then_as_before() -> None:
     assert found == [True] * WARM + [False] * (1 + WARM + 1)
 
 
+def test_a_trace_shows_graphs_as_the_stages_that_they_are() -> None:
+    stages = [Affine(), Affine()]
+    with pipe(stages, depth=2) as pipeline:
+        with pipeline.trace():
+            run(pipeline, stages, vectors(12))
+        assert captured(pipeline) == [2, 2] and stages[0].calls == WARM + 2
+        traced = pipeline.stats().traced
+        assert traced is not None and all(busy > 0 for busy in traced.stages)
+
+
 # ---- what stays eager ----
 
 
