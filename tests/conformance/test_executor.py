@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hardware import pattern, same
 
-from pyxdev import Array, Executor
+from pyxdev import Array, Executor, Stage
 from pyxdev.errors import Cancelled, NoPeerAccess, StageError
 
 MEBIBYTE = 1 << 20
@@ -189,3 +189,59 @@ def test_nothing_is_allocated_after_warm_up(runtime):
                 seen.append(runtime.live())
         for name in ("buffers", "events", "device_bytes", "pinned_bytes"):
             assert getattr(seen[0], name) == getattr(seen[1], name), name
+
+
+class Both(Turn):
+    """Puts the first halves of two inputs together."""
+
+    def __call__(self, stage, x):
+        first, second = x
+        y = stage.empty(first.shape, first.dtype)
+        half = first.nbytes // 2
+        copy(stage, y.address, first.address, half)
+        copy(stage, y.address + half, second.address, first.nbytes - half)
+        return y
+
+
+@pytest.mark.parametrize("host_stage", ["1", "auto"])
+def test_stages_that_skip_and_join(runtime, host_stage):
+    devices = [n % runtime.device_count for n in range(4)]
+    stages = [
+        Stage(Turn(1, MEBIBYTE)), Stage(Turn(2), inputs=0), Stage(Turn(3, MEBIBYTE), inputs=0),
+        Stage(Both(0), inputs=(1, 2)),
+    ]  # fmt: skip
+    xs = [pattern(70_001, n) for n in range(12)]
+    with Executor(devices, stages, adapter="raw", runtime=runtime, host_stage=host_stage, depth=2) as pipeline:
+        for y, x in zip(pipeline.map(xs), xs, strict=True):
+            first = Turn(1).by_hand(x)
+            left, right = Turn(2).by_hand(first), Turn(3).by_hand(first)
+            same(y.numpy(), np.concatenate([left[: len(x) // 2], right[: len(x) - len(x) // 2]]))
+
+
+def test_a_trace_has_the_times_of_the_devices(runtime):
+    """As far as they can be checked on any machine: in order, after their submission, and no clock goes astray."""
+    devices = [0, runtime.device_count - 1]
+    stages = [Turn(1, 8 * MEBIBYTE), Turn(2, 8 * MEBIBYTE)]
+    xs = [pattern(100_000, n) for n in range(20)]
+    with Executor(devices, stages, adapter="raw", runtime=runtime, host_stage="1", in_flight=3) as pipeline:
+        list(pipeline.map(xs))
+        begin = runtime.clock()
+        with pipeline.trace() as trace:
+            for y, wanted in zip(pipeline.map(xs), in_order(stages, xs), strict=True):
+                same(y.numpy(), wanted)
+        took = runtime.clock() - begin
+        sums = pipeline.stats().traced
+    off = 1e-3  # seconds that a clock may be off
+    assert all(abs(drift) < off for drift in trace.drift.values())
+    for n in range(2):
+        works = [span for span in trace.spans if span.engine == f"stage {n} Turn"]
+        assert [span.label for span in works] == [f"microbatch {20 + k}" for k in range(20)]
+        assert all(a.end <= b.start + 1000 for a, b in itertools.pairwise(works))  # one stream
+        assert all(span.start >= span.submitted - 1e9 * off for span in works)
+    copies = [span for span in trace.spans if span.engine == "link"]
+    assert len(copies) == 20 and all(span.nbytes == 100_000 // 256 * 256 + 256 for span in copies)
+    firsts = [span for span in trace.spans if span.engine == "stage 0 Turn"]
+    assert all(copy.end >= first.end - 1e9 * off for copy, first in zip(copies, firsts, strict=True))
+    assert 0 < sums.seconds <= took + off
+    assert all(0 < share <= 1.001 for share in (*sums.stages, *sums.devices.values()))
+    assert 0 <= sums.bubble < 1 and 0 <= sums.hidden <= 1.001

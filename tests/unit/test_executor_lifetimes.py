@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import os
 import subprocess
@@ -67,6 +68,25 @@ def test_map_of_nothing_and_of_an_input_that_raises() -> None:
         with pytest.raises(LookupError):
             list(executor.map(source()))
         assert next(executor.map([np.zeros(3)], progress=True))[0] == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_quiet_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pipe() as executor:
+            for inputs, total in (([np.zeros(3)] * 4, "4"), ((np.zeros(3) for _ in range(4)), "?")):
+                stream.truncate(0)
+                assert len(list(executor.map(inputs, progress=True))) == 4
+                if stream.isatty():
+                    assert "microbatches" in stream.getvalue() and f"4/{total}" in stream.getvalue()
+                else:
+                    assert not stream.getvalue()
 
 
 def test_submit_blocks_at_the_bound_only() -> None:

@@ -81,6 +81,15 @@ def test_activations_without_arrays() -> None:
         assert list(executor.map(range(8))) == ["10", "20", "30", "40", "50", "60", "70", "80"]
 
 
+def test_a_first_stage_that_makes_its_own_input() -> None:
+    """Nothing is submitted but the wish for another one."""
+    counter = iter(range(100))
+    source = Stage(lambda _: np.full(10, next(counter)), out=lambda _: np.empty(10, np.int64), cost=1e-4)
+    with Executor([0, 1], [source, lambda x: x * 2], machine=machine(2)) as executor:
+        assert [ticket.result()[0] for ticket in [executor.submit(None) for _ in range(5)]] == [0, 2, 4, 6, 8]
+        assert [y[-1] for y in executor.map(None for _ in range(5))] == [10, 12, 14, 16, 18]
+
+
 def test_every_dtype_arrives() -> None:
     kinds = ["bool", "int8", "uint16", "int64", "float16", "float64", "complex64", ">f4", "S5", "U3", "M8[ns]"]
     x = [np.zeros(5, kind) for kind in kinds]
