@@ -1,6 +1,7 @@
 """Pipelines on every driver: raw stages that are made of fills and copies, so that they need no kernel."""
 
 import itertools
+import os
 import random
 
 import numpy as np
@@ -219,7 +220,8 @@ def test_stages_that_skip_and_join(runtime, host_stage):
 
 
 def test_a_trace_has_the_times_of_the_devices(runtime):
-    """As far as they can be checked on any machine: in order, after their submission, and no clock goes astray."""
+    """As far as they can be checked on any machine: in order, after their submission, and no clock goes astray. The
+    stand-ins' devices have a clock of their own, which tells of their order alone."""
     devices = [0, runtime.device_count - 1]
     stages = [Turn(1, 8 * MEBIBYTE), Turn(2, 8 * MEBIBYTE)]
     xs = [pattern(100_000, n) for n in range(20)]
@@ -231,7 +233,8 @@ def test_a_trace_has_the_times_of_the_devices(runtime):
                 same(y.numpy(), wanted)
         took = runtime.clock() - begin
         sums = pipeline.stats().traced
-    off = 1e-3  # seconds that a clock may be off
+    alone = "PYXDEV_FAKE_CUDA_DEVICES" in os.environ and runtime.backend != "sim"
+    off = 1000 if alone else 1e-3  # seconds that a clock may be off
     assert all(abs(drift) < off for drift in trace.drift.values())
     for n in range(2):
         works = [span for span in trace.spans if span.engine == f"stage {n} Turn"]
@@ -242,6 +245,7 @@ def test_a_trace_has_the_times_of_the_devices(runtime):
     assert len(copies) == 20 and all(span.nbytes == 100_000 // 256 * 256 + 256 for span in copies)
     firsts = [span for span in trace.spans if span.engine == "stage 0 Turn"]
     assert all(copy.end >= first.end - 1e9 * off for copy, first in zip(copies, firsts, strict=True))
+    assert all(span.end >= span.start for span in trace.spans)
     assert 0 < sums.seconds <= took + off
     assert all(0 < share <= 1.001 for share in (*sums.stages, *sums.devices.values()))
     assert 0 <= sums.bubble < 1 and 0 <= sums.hidden <= 1.001
