@@ -222,8 +222,8 @@ class TorchAdapter(ArrayAdapter):
 @contextmanager
 def _sync_debug_mode(mode: str) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode(mode)
     try:
+        torch.cuda.set_sync_debug_mode(mode)  # which warns once that it is a prototype, and that may be an error
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)

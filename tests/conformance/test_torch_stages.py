@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -390,6 +391,9 @@ def test_what_makes_the_host_wait_is_found(torch, runtime):
     def waits(x):
         return x * x.sum().item()
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it is a prototype
+        torch.cuda.set_sync_debug_mode("default")
     x = torch.ones(9, device="cuda:0")
     for fn in (waits, lambda x: x * 2):
         with Executor([0], [Stage(fn, sync_check="error")], runtime=runtime) as pipeline:
