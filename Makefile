@@ -75,13 +75,16 @@ bench: build $(VENV)/.model ## the pipeline benchmark (BACKEND=cuda: on the GPUs
 
 # ---- tests ----
 
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
 .PHONY: test ctest asan fakes
 test: build ctest fakes $(VENV)/.group-test $(VENV)/.model $(VENV)/.sample $(if $(REFERENCE),$(VENV)/.group-reference) ## all tests
-	$(BIN)/pytest
+	$(PYTEST)
 	LD_LIBRARY_PATH=$(FAKES) PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
-		$(BIN)/pytest tests/conformance --pyxdev-backend=cuda
+		$(PYTEST) tests/conformance --pyxdev-backend=cuda
 	LD_LIBRARY_PATH=$(FAKES):$(FAKES)/rocm/lib PYXDEV_FAKE_CUDA_DEVICES=3 PYXDEV_FAKE_CUDA_PEERS='0>1,1>0,2>0' \
-		$(BIN)/pytest tests/conformance --pyxdev-backend=hip
+		$(PYTEST) tests/conformance --pyxdev-backend=hip
 
 ctest: ## the tests of the C runtime alone
 	$(MAKE) -C tests/c test

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shutil
 import subprocess
 import zipfile
@@ -127,14 +126,14 @@ def version() -> str:
 
 
 def commit() -> str:
-    """Of the checkout that this is, "+" after it if files differ; PYXDEV_COMMIT where git cannot tell."""
+    """Of the checkout that this is, "+" after it if files differ; empty where git cannot tell."""
     root = Path(__file__).resolve().parents[2]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
     if (root / ".git").exists() and shutil.which("git"):
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode == 0:
             return found.stdout.strip()
-    return os.environ.get("PYXDEV_COMMIT", "")
+    return ""
 
 
 def show(path: Path, outcomes: Sequence[Outcome]) -> None:

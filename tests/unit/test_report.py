@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -155,11 +156,10 @@ def test_an_archive_that_cannot_be_written(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYXDEV_COMMIT", "given")
     told = command.commit()
-    assert told == "given" or re.fullmatch(r"[0-9a-f]{7,40}\+?", told)
+    assert told == "" or re.fullmatch(r"[0-9a-f]{7,40}\+?", told)
     monkeypatch.setattr(command, "__file__", str(tmp_path / "pyxdev" / "cli" / "report.py"))
-    assert command.commit() == "given"
+    assert command.commit() == ""
 
 
 def test_an_interrupted_report_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +191,19 @@ def test_what_a_part_comes_to(one: Part, state: str, why: str, files: set[str]) 
     assert (outcome.state, outcome.why, {*outcome.files}) == (state, why, files)
 
 
+def ended(stat: Path) -> bool:
+    """Whether a process that was killed is gone; it may take its time on a busy machine."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_a_part_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (
@@ -201,8 +214,7 @@ def test_a_part_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     )
     outcome = parts.run(Part("part", "hangs", ("-c", code), 3.0), SOMEBODY)
     assert (outcome.state, outcome.why, outcome.code) == ("failed", "no end after 3 s", None)
-    stat = Path("/proc", pid.read_text(), "stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert ended(Path("/proc", pid.read_text(), "stat"))
 
 
 def test_rows_come_from_the_file_that_was_asked_for() -> None:
