@@ -8,16 +8,22 @@ The newest row of each machine, case, method and load counts. Probes of the plai
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).resolve().parent
-PAGE = BENCH.parent / "docs" / "loader.md"
-BEGIN, END = "<!-- tables of bench/load_tables.py -->", "<!-- end of the tables -->"
+from bench import record
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "loader.md"
+MARK = "<!-- load.jsonl -->"
 
 Row = dict[str, Any]
 
@@ -65,15 +71,14 @@ def shown(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="into docs/loader.md")
-    parser.add_argument("rows", nargs="*", type=Path, default=[BENCH / "results" / "load.jsonl"], metavar="FILE")
+    parser.add_argument("rows", nargs="*", type=Path, default=[record.RESULTS / "load.jsonl"], metavar="FILE")
     given = parser.parse_args()
     rows = [json.loads(line) for path in given.rows for line in path.read_text().splitlines()]
     text = "\n".join(tables(rows))
     if not given.write:
         sys.stdout.write(text)
         return
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+    record.insert(PAGE, MARK, ["", text])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -318,12 +317,6 @@ def make(name: str, runtime: Runtime, us: int, most: int) -> Family:
     return Blocks(runtime, SIZES[us], max(most, max(SEQUENCES)))
 
 
-def last_run(path: Path) -> list[Row]:
-    """The rows of a file that came with its last line: one machine, date and commit."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if all(row[key] == rows[-1][key] for key in ("machine", "date", "commit"))]
-
-
 def arguments() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
@@ -350,7 +343,7 @@ def main() -> int:
     given = arguments()
     rows: list[Row] = []
     if given.show:
-        rows = last_run(given.show)
+        rows = record.last_run(given.show)
     else:
         machine = given.machine if given.backend == "sim" else None
         with backends.open(given.backend, machine=machine) as runtime:

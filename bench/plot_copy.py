@@ -1,6 +1,6 @@
-"""Draws bench/results/copy.jsonl: size against GB/s, for the last run on each machine.
+"""Draws bench/results/copy.jsonl: size against GB/s in the last run, and puts its table into a page.
 
-python bench/plot_copy.py docs/copies.png
+python bench/plot_copy.py docs/copies.png docs/copies.md
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import sys
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # here, copy.py would hide Python's copy
 
-import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,17 +71,10 @@ def main() -> int:
         print(__doc__)
         return 2
     picture, page = sys.argv[1], Path(sys.argv[2])
-    rows: list[dict[str, Any]] = [json.loads(line) for line in (record.RESULTS / "copy.jsonl").open()]
-    last = rows[-1]
-    rows = [row for row in rows if all(row[name] == last[name] for name in ("machine", "commit", "date"))]
+    rows = record.last_run(record.RESULTS / "copy.jsonl")
     leg = min(row["gb_s"] for row in rows if row["case"] == "limit" and row["method"] in ("down", "up"))
     draw(rows, leg, picture)
-    text, count = re.subn(
-        f"{MARK}.*{MARK}", lambda _: "\n".join([MARK, *table(rows, leg), MARK]), page.read_text(), flags=re.DOTALL
-    )
-    if not count:
-        raise SystemExit(f"{page} has no two lines {MARK}")
-    page.write_text(text)
+    record.insert(page, MARK, table(rows, leg))
     return 0
 
 

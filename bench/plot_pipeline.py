@@ -53,23 +53,14 @@ def draw(rows: list[pipeline.Row], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def insert(page: str, lines: list[str]) -> str:
-    """The page with these lines between its two marks."""
-    parts = page.split(MARK)
-    if len(parts) != 3:
-        raise SystemExit(f"the page has {len(parts) - 1} lines {MARK}, not two")
-    return MARK.join([parts[0], "\n" + "\n".join(lines) + "\n", parts[2]])
-
-
 def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__)
         return 2
     picture, page = Path(sys.argv[1]), Path(sys.argv[2])
-    rows = pipeline.last_run(record.RESULTS / "pipeline.jsonl")
-    text = insert(page.read_text(), [pipeline.heading(rows[-1]), "", *pipeline.tables(rows)])
+    rows = record.last_run(record.RESULTS / "pipeline.jsonl")
+    record.insert(page, MARK, [pipeline.heading(rows[-1]), "", *pipeline.tables(rows)])
     draw(rows, picture)
-    page.write_text(text)
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyxdev._native import Runtime
 from pyxdev.checks.sysfs import place
+from pyxdev.cli import report
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -20,9 +20,7 @@ def commit() -> str:
     """The short hash of the checkout, "+" after it if files differ; PYXDEV_COMMIT where git cannot tell."""
     if "PYXDEV_COMMIT" in os.environ:
         return os.environ["PYXDEV_COMMIT"]
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    return report.commit() or "unknown"
 
 
 def machine(runtime: Runtime) -> str:
@@ -44,3 +42,17 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with path.open("a") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
+
+
+def last_run(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that came with its last line: one machine, date and commit."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if all(row[key] == rows[-1][key] for key in ("machine", "date", "commit"))]
+
+
+def insert(page: Path, mark: str, lines: Iterable[str]) -> None:
+    """Puts lines between the two marks of a page."""
+    parts = page.read_text().split(mark)
+    if len(parts) != 3:
+        raise SystemExit(f"{page} has {len(parts) - 1} lines {mark}, not two")
+    page.write_text(mark.join([parts[0], "\n" + "\n".join(lines) + "\n", parts[2]]))
