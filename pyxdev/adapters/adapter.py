@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyxdev.executor.tickets import Microbatch
 
 
+NEVER = 1 << 62  # the turn of a reader that is no microbatch
+
+
 class Source(NamedTuple):
     """An array on a device that a copy is going to read."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyxdev._native import Array, Event, Lease, Stream
 from pyxdev._pipeline import RawStage
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import Stopped
+from pyxdev.adapters.adapter import NEVER, Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import LEGACY_STREAM, Described, describe, device_of, has_interface, kind_of
 from pyxdev.errors import InvalidArgument
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
-
-NEVER = 1 << 62  # the turn of a reader that is no microbatch
 
 
 class Held(NamedTuple):

@@ -21,7 +21,7 @@ from torch.utils.dlpack import from_dlpack
 
 from pyxdev._native import HOST, Array, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import Source, Stopped
+from pyxdev.adapters.adapter import NEVER, Source, Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import has_interface
 from pyxdev.errors import InvalidArgument
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
-
-NEVER = 1 << 62  # the turn of a reader that is no microbatch
 
 # How many tensors and other objects use a storage, the one asked included.
 _uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
@@ -49,7 +47,6 @@ class TorchAdapter(ArrayAdapter):
         super().__init__(layouts)
         self._specs: dict[tuple[Any, Any], Spec] = {}
         self._stream: Any = None  # torch's view of the stage's stream
-        self._pool: Any = None  # for the memory of captured graphs
 
     # ---- arrays ----
 

@@ -45,9 +45,7 @@ class Stats:
     # and the way into it included
     besides: float  # the rest of that microbatch's time in submit(), waits left out
     limit: str  # a sentence, if the submitting thread keeps the devices from going faster; otherwise empty
-    traced: (
-        Summary | None
-    )  # busy stages and devices, the bubble and hidden copies: of the last trace(), if there was one
+    traced: Summary | None  # of the last trace(): busy stages and devices, the bubble, hidden copies
 
 
 class Executor:
