@@ -62,6 +62,7 @@ cdef class Slot:
     cdef public Event free
     cdef readonly dict views
     cdef readonly dict graphs
+    cdef Py_ssize_t turn  # who used it last
     cdef Lease lent
 
     def __init__(self, Event never not None):
@@ -88,6 +89,9 @@ cdef class SlotRing:
         cdef Slot slot = self.ring[turn % len(self.ring)]
         if slot.nbytes < nbytes:
             slot = self.enlarge(turn, nbytes)
+        if slot.turn + len(self.arrivals) <= turn:  # that microbatch has left, or this one would not have been admitted
+            slot.free = self.never
+        slot.turn = turn
         slot.arrived = self.arrivals[turn % len(self.arrivals)]
         return slot
 

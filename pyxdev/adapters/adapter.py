@@ -25,7 +25,7 @@ class Source(NamedTuple):
     address: int
     ready: Event | None  # after which it is there
     keep: Any  # what keeps its memory alive
-    stream: Stream | None  # of the owner, to be told when it has been read
+    stream: Stream | None  # of the owner, whose work so far the copy comes after, and whose next work after the copy
 
 
 class Stopped(Exception):

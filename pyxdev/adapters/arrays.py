@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Event, Runtime
+from pyxdev._native import HOST, Array, Runtime
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
 from pyxdev.adapters.adapter import Source
 from pyxdev.adapters.interface import Streams, describe, device_of, has_interface, kind_of
@@ -26,7 +26,6 @@ class ArrayAdapter:
     def __init__(self, layouts: Layouts) -> None:
         self._layouts = layouts
         self._streams = Streams()
-        self._ready: Event | None = None
 
     def is_array(self, leaf: Any) -> bool:
         return isinstance(leaf, Array) or hasattr(leaf, "__array_interface__") or has_interface(leaf)
@@ -53,22 +52,12 @@ class ArrayAdapter:
         np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
 
     def source(self, runtime: Runtime, leaf: Any) -> Source:
-        """Arrays of libraries are read after what was queued on their stream, which then waits for the copy."""
         if isinstance(leaf, Array):
             if leaf.runtime is not runtime:
                 raise InvalidArgument(f"{leaf!r} belongs to another runtime")
             return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
         device, found = device_of(leaf), describe(leaf)
-        theirs = self._streams.of(runtime, device, found.stream)
-        if self._ready is None:
-            self._ready = runtime.event()
-        try:
-            self._ready.record(theirs)
-        except InvalidArgument as error:
-            raise InvalidArgument(
-                f"a {kind_of(leaf)} is no array of {runtime.backend} devices, its stream is none of theirs: {error}"
-            ) from error
-        return Source(device, found.address, self._ready, leaf, theirs)
+        return Source(device, found.address, None, leaf, self._streams.of(runtime, device, found.stream))
 
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
         raise Unsupported(self.uncapturable)
@@ -78,8 +67,6 @@ class ArrayAdapter:
 
     def close(self) -> None:
         self._streams.close()
-        if self._ready is not None:
-            self._ready.close()
 
 
 def _on_host(leaf: Any) -> Any:

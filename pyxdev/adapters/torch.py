@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 # How many tensors and other objects use a storage, the one asked included.
 _uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
+# What torch.cuda.current_stream() and set_stream() call. They are for every stage of every microbatch, and the objects
+# that torch makes around them take longer. A stream is (id, device, type); a torch without devices has none of these.
+_get_stream: Callable[[int], tuple[int, int, int]] = getattr(torch._C, "_cuda_getCurrentStream", None)  # type: ignore[assignment]
+_set_stream: Callable[..., None] = getattr(torch._C, "_cuda_setStream", None)  # type: ignore[assignment]
+_current_handle: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+
 
 class TorchAdapter(ArrayAdapter):
     """See the module's docstring. Inputs may be tensors and other arrays anywhere; results are the caller's own tensors
@@ -46,7 +52,7 @@ class TorchAdapter(ArrayAdapter):
     def __init__(self, layouts: Layouts) -> None:
         super().__init__(layouts)
         self._specs: dict[tuple[Any, Any], Spec] = {}
-        self._stream: Any = None  # torch's view of the stage's stream
+        self._stream: tuple[int, int, int] | None = None  # torch's view of the stage's stream
 
     # ---- arrays ----
 
@@ -84,22 +90,17 @@ class TorchAdapter(ArrayAdapter):
             torch.from_numpy(memory).view(leaf.dtype).view(leaf.shape).copy_(leaf.detach())
 
     def source(self, runtime: Runtime, leaf: Any) -> Source:
-        """Read after what the caller has queued on his current stream, which then waits for the copy."""
+        """In the order of the caller's current stream."""
         if not isinstance(leaf, torch.Tensor):
             return super().source(runtime, leaf)
         device = self.device(leaf)
-        leaf = leaf.detach()
         if leaf.is_complex() or not leaf.is_contiguous():
             with torch.cuda.device(device):
-                leaf = _plain(leaf).contiguous()
-        theirs = self._their_stream(runtime, device)
-        if self._ready is None:
-            self._ready = runtime.event()
-        self._ready.record(theirs)
-        return Source(device, leaf.data_ptr(), self._ready, leaf, theirs)
+                leaf = _plain(leaf.detach()).contiguous()
+        return Source(device, leaf.data_ptr(), None, leaf.untyped_storage(), self._their_stream(runtime, device))
 
     def _their_stream(self, runtime: Runtime, device: int) -> Stream:
-        return self._streams.of(runtime, device, torch.cuda.current_stream(device).cuda_stream)
+        return self._streams.of(runtime, device, _current_handle(device))
 
     # ---- the stage ----
 
@@ -176,7 +177,8 @@ class TorchAdapter(ArrayAdapter):
     def _current(self, stage: BoundStage) -> AbstractContextManager[Any]:
         if self._stream is None:
             external: Any = torch.cuda.ExternalStream
-            self._stream = external(stage.stream.handle, device=stage.device)
+            made = external(stage.stream.handle, device=stage.device)
+            self._stream = made.stream_id, made.device_index, made.device_type
         return _Current(self._stream)
 
     def _make_views(self, stage: BoundStage, slot: Slot, incoming: Value) -> Views:
@@ -210,11 +212,6 @@ class TorchAdapter(ArrayAdapter):
         )
         return Views(from_dlpack(memory), layout.offsets, layout.specs).tensors
 
-    def close(self) -> None:
-        self._streams.close()
-        if self._ready is not None:
-            self._ready.close()
-
 
 @contextmanager
 def _sync_debug_mode(mode: str) -> Iterator[None]:
@@ -227,24 +224,21 @@ def _sync_debug_mode(mode: str) -> Iterator[None]:
 
 
 class _Current:
-    """The stream and its device are torch's current ones. torch.cuda.stream() does the same in three times the time,
-    which is spent for every stage of every microbatch."""
+    """The stream and its device are torch's current ones."""
 
     __slots__ = ("_before", "_device", "_stream")
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: tuple[int, int, int]) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
         self._device = torch.cuda.current_device()
-        if self._device != self._stream.device_index:
-            torch.cuda.set_device(self._stream.device_index)
-        self._before = torch.cuda.current_stream()
-        torch.cuda.set_stream(self._stream)
+        self._before = _get_stream(self._stream[1])
+        _set_stream(*self._stream)  # and its device
 
     def __exit__(self, *exc: object) -> None:
-        torch.cuda.set_stream(self._before)
-        if self._device != self._stream.device_index:
+        _set_stream(*self._before)
+        if self._device != self._stream[1]:
             torch.cuda.set_device(self._device)
 
 

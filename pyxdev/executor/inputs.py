@@ -11,6 +11,7 @@ from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
 from pyxdev._pipeline import deliver
 from pyxdev.adapters import Source, Value
 from pyxdev.adapters.activation import ARRAY, Activation, Layouts, build, flatten
+from pyxdev.adapters.interface import kind_of
 from pyxdev.errors import Cancelled, InvalidArgument
 from pyxdev.executor.links import Links
 from pyxdev.executor.slots import Slot
@@ -85,6 +86,7 @@ class Inputs:
         self._checked = runtime.backend == "sim"  # host access to page-locked memory is looked at
         self._pinned = [Pinned() for _ in range(in_flight)]
         self.stream: Stream = runtime.stream(stage.device)
+        self._ready: Event = runtime.event()
         self._joined: Event = runtime.event()
         self._released: Event = runtime.event()
         self._held: deque[tuple[int, Any]] = deque()  # the caller's arrays, until the microbatch has left
@@ -178,10 +180,32 @@ class Inputs:
             self._last.outputs.hold(released, source.keep, turn)
             return
         source = self._adapter.source(self._runtime, leaf)
-        self._queue(source, slot, offset, nbytes, None if source.stream is None else self._released, arrived)
-        if source.stream is not None:
-            source.stream.wait(self._released)
+        if source.stream is None:
+            self._queue(source, slot, offset, nbytes, None, arrived)
+        else:
+            try:
+                self._copy_theirs(source, source.stream, slot, offset, nbytes, arrived)
+            except InvalidArgument as error:
+                raise InvalidArgument(
+                    f"a {kind_of(leaf)} is no array of {self._runtime.backend} devices, its stream is none of theirs: "
+                    f"{error}"
+                ) from error
         self._held.append((turn, source.keep))
+
+    def _copy_theirs(
+        self, source: Source, stream: Stream, slot: Slot, offset: int, nbytes: int, arrived: Event
+    ) -> None:
+        """In the order of its owner's stream, which itself copies within a device: that takes the fewest events."""
+        device = self._stage.device
+        if source.device == device:
+            stream.wait(slot.free)
+            if nbytes:
+                stream.copy(slot.address + offset, source.address, nbytes, dst_device=device, src_device=device)
+            arrived.record(stream)
+        else:
+            self._ready.record(stream)
+            self._queue(source._replace(ready=self._ready), slot, offset, nbytes, self._released, arrived)
+            stream.wait(self._released)
 
     def _queue(
         self, source: Source, slot: Slot, offset: int, nbytes: int, released: Event | None, arrived: Event
@@ -228,6 +252,7 @@ class Inputs:
         for pinned in self._pinned:
             pinned.close()
         self.stream.close()
+        self._ready.close()
         self._joined.close()
         self._released.close()
         self._held.clear()
