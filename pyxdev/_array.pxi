@@ -24,7 +24,7 @@ cdef class Array:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.owner = owner
-        self.ready = ready
+        self.ready = (<Array>owner).ready if ready is None and isinstance(owner, Array) else ready
         self.stream = stream
         size = 1
         for extent in self.shape:
@@ -84,7 +84,7 @@ cdef class Array:
         if not self.contiguous:
             raise errors.InvalidArgument(f"{self!r} has strides {self.strides}; only a contiguous array has raw bytes")
         return Array(self.runtime, self.device, self.address, (self.nbytes,), "uint8", nbytes=self.nbytes, owner=self,
-                     ready=self.ready, stream=self.stream)
+                     stream=self.stream)
 
     cdef tuple layout(self):
         """(bits, code, type string) for an export."""

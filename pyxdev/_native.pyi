@@ -368,7 +368,8 @@ class Array:
         ready: Event | None = None,
         stream: Stream | None = None,
     ) -> None:
-        """strides: in elements, None for C order. ready: the event after which the data is there."""
+        """strides: in elements, None for C order. ready: the event after which the data is there; None: that of the
+        Array which owns it, if one does."""
     @property
     def runtime(self) -> Runtime: ...
     @property

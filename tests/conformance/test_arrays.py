@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hardware import pattern, same
 
-from pyxdev._native import Array
+from pyxdev._native import HOST, Array
 from pyxdev.errors import InvalidArgument, Unsupported
 
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
@@ -116,6 +116,51 @@ def test_the_cuda_array_interface(devices, array, pyxdev_backend):
     assert interface["stream"] is None
     stream = devices.stream()
     assert array(np.zeros(3), stream=stream).__cuda_array_interface__["stream"] == stream.handle
+
+
+@pytest.fixture
+def coming(devices, array):
+    """An array of sevens that takes its device a while, and what tells that they are there."""
+    stream, ready = devices.stream(), devices.event()
+    there = array(np.zeros(1000, np.uint8), ready=ready)
+    devices.busy(stream)
+    stream.fill(there.address, 7, 1000)
+    ready.record(stream)
+    return there
+
+
+@pytest.mark.parametrize("which", [None, "default", "own"])
+def test_dlpack_makes_the_stream_of_whoever_asks_wait_for_the_data(devices, coming, pyxdev_backend, which):
+    own = which == "own" or pyxdev_backend == "sim"  # which has no default stream: the host waits there
+    mine = devices.stream() if own else devices.keep(devices.runtime.adopt_stream(0, 1))
+    default = 0 if pyxdev_backend == "hip" else 1
+    coming.__dlpack__(stream=mine.handle if which == "own" else default if which else None)
+    with devices.runtime_pinned(1000) as pinned:
+        mine.copy(pinned.address, coming.address, 1000, dst_device=HOST, src_device=0)
+        mine.synchronize()
+        assert devices.read(pinned).tolist() == [7] * 1000
+
+
+def test_dlpack_waits_for_nothing_where_it_is_told_so(coming, pyxdev_backend):
+    coming.__dlpack__(stream=-1)
+    assert pyxdev_backend != "sim" or not coming.ready.done()
+    assert coming.ready.wait()
+
+
+def test_interfaces_without_a_stream_wait_for_the_data(coming, pyxdev_backend):
+    if pyxdev_backend == "sim":
+        assert np.asarray(coming).tolist() == np.from_dlpack(coming).tolist() == [7] * 1000
+    else:
+        assert coming.__cuda_array_interface__["stream"] is None
+    assert coming.ready.done()
+
+
+def test_an_array_of_the_memory_of_another_is_there_when_that_one_is(devices, coming):
+    part = Array(devices.runtime, 0, coming.address + 10, (5,), "uint8", owner=coming)
+    assert part.ready is coming.raw.ready is coming.ready
+    assert part.numpy().tolist() == [7] * 5
+    other = devices.event()
+    assert Array(devices.runtime, 0, coming.address, (5,), "uint8", owner=coming, ready=other).ready is other
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
