@@ -257,7 +257,12 @@ class OurWay(ByExecutor):
             bare.devices, stages, adapter="raw", runtime=runtime, host_stage=staged, in_flight=in_flight
         )
         xs = [Array(runtime, 0, address, (nbytes // 4,), "uint32", owner=bare) for address in bare.xs]
-        super().__init__(executor, xs, path)
+        super().__init__(executor, xs, path, self._wait)
+
+    def _wait(self) -> None:
+        """For the copies that the last result() has queued."""
+        for output in self._outputs[-1:]:
+            output.ready.wait()
 
     def outputs(self) -> list[Any]:
         return [output.numpy() for output in super().outputs()]

@@ -39,6 +39,7 @@ cdef class Stream:
     cdef Stream open(self, Runtime runtime, int device, uintptr_t handle=*)
     cdef xd_stream *alive(self) except NULL
     cdef int wait_for(self, Event event) except -1
+    cdef int copy_here(self, uint64_t dst, uint64_t src, uint64_t nbytes) except -1
     cdef int start(self, const xd_kernel *kernel) except -1
     cdef int call(self, xd_function function, void *const *inputs, const uint64_t *sizes, void *const *outputs,
                   void *user) except? -1

@@ -182,6 +182,17 @@ def send(link: Link, source: Activation, address: int, free: Event, released: Ev
     and the last records; only where a link takes small and large copies different ways, each waits for the one
     before."""
 
+class Copies:
+    """Copies of outputs, in memory that serves again once nobody refers to it."""
+
+    def __init__(self, stream: Stream) -> None:
+        """stream: copies, and reads nothing that others write while it does."""
+    def of(self, output: Activation) -> tuple[list[Array], Event | None]:
+        """Queues copies of an activation's arrays, if there are any, and records the event that is the `ready` of all.
+        Raises what allocating and queueing raise; then some copies may be on their way."""
+    def close(self) -> None:
+        """Memory of copies that are still in use goes with them."""
+
 class Costs:
     """What it costs to submit: the host's time for the last `kept` microbatches, seconds on the runtime's clock.
 

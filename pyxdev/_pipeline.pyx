@@ -194,6 +194,56 @@ cpdef send(Link link, Activation source, uint64_t address, Event free, Event rel
         ready, gate = arrived if turns else None, None
 
 
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+cdef class Copies:
+    cdef Stream stream
+    cdef list memory  # Buffers, and Events, of results that are gone; what is left of the others keeps the lists
+    cdef list events
+
+    def __init__(self, Stream stream not None):
+        self.stream, self.memory, self.events = stream, [], []
+
+    def of(self, Activation output not None):
+        cdef Layout layout = output.value.layout
+        cdef list arrays = []
+        cdef Lease room, ready
+        cdef Event event
+        cdef Array array
+        if not layout.specs:
+            return arrays, None
+        event = self.events.pop() if self.events else self.stream.runtime.event()
+        ready = lend(event, self.events)
+        for spec in layout.specs:
+            room = self.room(spec.nbytes)
+            arrays.append(
+                Array(
+                    self.stream.runtime, self.stream.device, (<Buffer>room.item).at, spec.shape, spec.dtype,
+                    nbytes=spec.nbytes, owner=(room, ready), ready=event,
+                )
+            )
+        for offset, array in zip(layout.offsets, arrays):
+            self.stream.copy_here(array.address, output.address(offset), array.nbytes)
+        event.record(self.stream)
+        return arrays, event
+
+    def close(self):
+        self.memory.clear()
+        self.memory = []  # the leases alone keep the old list now, and the last of them frees all
+        self.events = []
+
+    cdef Lease room(self, uint64_t nbytes):
+        cdef Py_ssize_t index
+        cdef Buffer buffer
+        for index in range(len(self.memory) - 1, -1, -1):
+            buffer = self.memory[index]
+            if buffer.ptr == NULL:  # closed by the collector, together with a result that was part of a cycle
+                del self.memory[index]
+            elif nbytes <= buffer.room <= 2 * nbytes:
+                return lend(self.memory.pop(index), self.memory)
+        return lend(self.stream.runtime.buffer(self.stream.device, nbytes, managed=True), self.memory)
+
+
 # ---- what submitting costs -------------------------------------------------------------------------------------------
 
 cdef class Costs:
@@ -348,7 +398,7 @@ cdef class RawStage:
 
     cpdef Lease copy(self, uint64_t address, uint64_t nbytes):
         cdef Lease block = self.blocks.take(self.turn, nbytes)
-        self.stream.copy((<Buffer>block.item).at, address, nbytes, dst_device=self.device, src_device=self.device)
+        self.stream.copy_here((<Buffer>block.item).at, address, nbytes)
         return block
 
 

@@ -136,6 +136,19 @@ cdef class Stream:
             status = xd_stream_copy(stream, &transfer, &err)
         check(status, &err)
 
+    cdef int copy_here(self, uint64_t dst, uint64_t src, uint64_t nbytes) except -1:
+        """copy(), of a row of bytes within the device."""
+        cdef xd_error err
+        cdef xd_stream *stream = self.alive()
+        cdef xd_transfer transfer
+        cdef int status
+        transfer.dst_device = transfer.src_device = self.device
+        transfer.dst, transfer.src, transfer.width = dst, src, nbytes
+        transfer.height, transfer.dst_pitch, transfer.src_pitch = 1, 0, 0
+        with nogil:
+            status = xd_stream_copy(stream, &transfer, &err)
+        return check(status, &err)
+
     def launch(self, run not None, *, double cost=0.0, label="", reads=(), writes=(), failed=None):
         cdef xd_error err
         cdef xd_stream *stream = self.alive()

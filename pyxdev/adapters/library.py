@@ -210,22 +210,21 @@ class LibraryAdapter(ArrayAdapter):
     # ---- results ----
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
-        layout = output.layout
-        places = {offset: address for offset, address, _ in output.spans}
-        specs = [(places.get(offset, 0), spec) for offset, spec in zip(layout.offsets, layout.specs, strict=True)]
         theirs = self._streams.of(stage.runtime, stage.device, self._library.callers_stream())
         if self._library.copies_results:
-            arrays = self._copies(stage, output, specs, theirs)
+            arrays = self._copies(stage, output, theirs)
         else:
-            arrays = self._lent(stage, fetch, specs, theirs)
-        return build(layout.structure, iter(arrays), iter(output.value.values()))
+            arrays = self._lent(stage, fetch, output, theirs)
+        return build(output.layout.structure, iter(arrays), iter(output.value.values()))
 
-    def _copies(
-        self, stage: BoundStage, output: Activation, specs: list[tuple[int, Spec]], theirs: Stream
-    ) -> list[Any]:
+    def _copies(self, stage: BoundStage, output: Activation, theirs: Stream) -> list[Any]:
+        layout = output.layout
         released = stage.outputs.reader()
         try:
-            arrays = [self._library.copy(_array(stage, address, spec, output.keep)) for address, spec in specs]
+            arrays = [
+                self._library.copy(_array(stage, output.address(offset), spec, output.keep))
+                for offset, spec in zip(layout.offsets, layout.specs, strict=True)
+            ]
             released.record(theirs)
         except BaseException:
             theirs.synchronize()
@@ -233,11 +232,13 @@ class LibraryAdapter(ArrayAdapter):
         stage.outputs.hold(released, output.keep, NEVER)
         return arrays
 
-    def _lent(self, stage: BoundStage, fetch: Fetch, specs: list[tuple[int, Spec]], theirs: Stream) -> list[Any]:
+    def _lent(self, stage: BoundStage, fetch: Fetch, output: Activation, theirs: Stream) -> list[Any]:
         done = self._done = self._done or stage.runtime.event()
         done.record(theirs)
         fetch.stream.wait(done)  # the caller may have dropped a result right after queueing work on it
-        copies = [fetch.copy(address, spec) for address, spec in specs]
+        copies, ready = fetch.copies(output, stage.outputs)
+        if ready is not None:
+            ready.wait()  # on the host: the library's arrays have no event of ours
         with self._library.current():
             return [self._library.wrap(copy) for copy in copies]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class RawAdapter(ArrayAdapter):
-    """See the module's docstring. Inputs may be NumPy arrays too; results are Arrays with memory of their own, to be
-    kept until the caller's own work on them is done."""
+    """See the module's docstring. Inputs may be NumPy arrays too; results are Arrays with memory of their own, which
+    are there once their `ready` has come, to be kept until the caller's own work on them is done."""
 
     name = "raw"
     uncapturable = ""
@@ -71,8 +71,5 @@ class RawAdapter(ArrayAdapter):
     # ---- results ----
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
-        layout = output.layout
-        arrays = [
-            fetch.copy(output.address(offset), spec) for offset, spec in zip(layout.offsets, layout.specs, strict=True)
-        ]
-        return build(layout.structure, iter(arrays), iter(output.value.values()))
+        copies, _ = fetch.copies(output, stage.outputs)
+        return build(output.layout.structure, iter(copies), iter(output.value.values()))

@@ -290,6 +290,8 @@ class Executor:
 
     def _wait(self, batch: Microbatch, timeout: float | None) -> None:
         """Until the device is through with a microbatch."""
+        if batch.end.done():
+            return
         begin = now = self._runtime.clock()
         end = inf if timeout is None else begin + timeout
         try:

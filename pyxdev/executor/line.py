@@ -75,7 +75,7 @@ class Line:
         self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))
         self.throttle = stack.enter_context(closing(runtime.throttle(in_flight)))
         self.watchdog = Watchdog(self.stages, self.throttle, watchdog)
-        self.streams = [self.inputs.stream, *(stage.stream for stage in self.stages)]
+        self.streams = [self.inputs.stream, *(stage.stream for stage in self.stages), self.fetch.stream]
         stack.callback(_drain, runtime, self.streams, self.watchdog)
 
     def come_to_rest(self) -> None:
@@ -121,8 +121,8 @@ def _drain(runtime: Runtime, streams: list[Stream], watchdog: Watchdog) -> None:
 def close_own(runtime: Runtime) -> None:
     """Closes an executor's own runtime; where the caller still has results on its devices, the last of them does."""
     live = runtime.live()
-    others = live.streams + live.events + live.graphs + live.links + live.rings + live.throttles + live.readers
-    if live.buffers and not others:
+    others = live.streams + live.graphs + live.links + live.rings + live.throttles + live.readers
+    if (live.buffers or live.events) and not others:
         runtime.managed = True
     else:
         runtime.close()

@@ -9,27 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Buffer, Lease, Runtime, Stream
+from pyxdev._native import HOST, Array, Buffer, Event, Runtime, Stream
+from pyxdev._pipeline import Copies, Outputs
 from pyxdev.adapters import Activation
-from pyxdev.adapters.activation import Spec
+from pyxdev.adapters.adapter import NEVER
 from pyxdev.executor.rest import come_to_rest
 
 
 class Fetch:
-    """Copies outputs of the last stage, which are complete, to the host. One at a time; any thread."""
+    """Copies outputs of the last stage, which are complete, on a stream of its own. Any thread."""
 
     def __init__(self, runtime: Runtime, device: int) -> None:
         self._runtime = runtime
         self._device = device
         self._lock = threading.Lock()
         self._buffer: Buffer | None = None
-        self._spare: list[Buffer] = []  # of results that are gone; a result that outlives the executor keeps the list
         self.pinned_bytes = 0
         self.stream: Stream = runtime.stream(device)
+        self._copies = Copies(self.stream)
 
     @contextmanager
     def download(self, output: Activation) -> Iterator[Any]:
-        """The bytes of an activation as uint8 of shape (layout.nbytes,), valid inside the with."""
+        """The bytes of an activation on the host, as uint8 of shape (layout.nbytes,), valid inside the with. One at a
+        time."""
         nbytes = output.layout.nbytes
         with self._lock:
             buffer = self._room(nbytes)
@@ -41,24 +43,21 @@ class Fetch:
             finally:
                 del memory
 
-    def copy(self, address: int, spec: Spec) -> Array:
-        """An array of the last stage's device, copied into memory of its own. When nobody refers to it any more, the
-        memory serves a later result: freeing it would make the vendors' drivers wait for the whole device."""
-        with self._lock:
-            lease = self._lend(spec.nbytes)
-            self._run([(lease.item.address, address, spec.nbytes, self._device)])
-        return Array(
-            self._runtime, self._device, lease.item.address, spec.shape, spec.dtype, nbytes=spec.nbytes, owner=lease
-        )
+    def copies(self, output: Activation, outputs: Outputs) -> tuple[list[Array], Event | None]:
+        """The arrays of an activation, copied into memory of their own on the same device, and the event after which
+        they are there, if there are any. outputs: of the stage whose activation it is, and which leaves it alone
+        until then.
 
-    def _lend(self, nbytes: int) -> Lease:
-        for index in range(len(self._spare) - 1, -1, -1):
-            buffer = self._spare[index]
-            if buffer.closed:  # by the collector, together with a result that was part of a cycle
-                del self._spare[index]
-            elif nbytes <= buffer.nbytes <= 2 * nbytes:
-                return Lease(self._spare.pop(index), self._spare)
-        return Lease(self._runtime.buffer(self._device, nbytes, managed=True), self._spare)
+        When nobody refers to a copy any more, its memory serves a later one: freeing it would make the vendors' drivers
+        wait for the whole device."""
+        try:
+            copies, ready = self._copies.of(output)
+            if ready is not None:
+                outputs.hold(ready, output.keep, NEVER, False)
+        except BaseException:
+            come_to_rest([self.stream])  # or the memory could be written while a copy still reads it
+            raise
+        return copies, ready
 
     def _run(self, copies: list[tuple[int, int, int, int]]) -> None:
         """Copies (to, from, bytes, device of the former), and waits for them."""
@@ -80,8 +79,7 @@ class Fetch:
         return self._buffer
 
     def close(self) -> None:
-        self._spare.clear()
-        self._spare = []  # the leases alone keep the old list now, and the last of them frees all
+        self._copies.close()
         if self._buffer is not None:
             self._buffer.close()
         self.stream.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,11 @@ import pytest
 from executor_cases import machine
 
 from pyxdev import Array
+from pyxdev._native import FaultDriver, Runtime
 from pyxdev.adapters import raw
-from pyxdev.errors import InvalidArgument, StageError
+from pyxdev.backends import open as open_backend
+from pyxdev.backends import sim
+from pyxdev.errors import DeviceFault, DriverError, InvalidArgument, OrderViolation, StageError
 from pyxdev.executor import Executor, Stage
 
 
@@ -282,7 +287,9 @@ def test_temporaries_of_a_stage_share_memory() -> None:
     with Executor([0, 1], [chain, chain], adapter="raw", host_stage="0", in_flight=4, machine=machine(2)) as pipe:
         for n, y in enumerate(pipe.map([np.full(1000, n) for n in range(12)])):
             assert (y.numpy() == n).all()
-    assert len(used) <= 2 * (2 + 4)  # on each device two at a time, and one for each microbatch in flight
+    # On each device two at a time, and one for each microbatch in flight; on the last one those of `depth` results that
+    # were taken while their copies may be on their way.
+    assert len(used) <= 2 * (2 + 4) + 4
 
 
 def test_an_output_kept_for_one_call_is_passed_on_by_the_next(copied: list[int]) -> None:
@@ -296,3 +303,145 @@ def test_an_output_kept_for_one_call_is_passed_on_by_the_next(copied: list[int])
         ys = [y.numpy()[0] for y in pipe.map([np.full(10, n, np.uint8) for n in range(5)])]
         assert ys == [0, 0, 1, 2, 3] and len(copied) == 1
         last.clear()
+
+
+# ---- results: copies that are on their way when result() returns ----
+
+FAR = 1 << 62  # the call at which a driver that only counts would fail
+
+
+def parts(stage: Any, x: Array) -> Any:
+    return [x, 1, {"again": x}]
+
+
+@pytest.mark.parametrize("fns, calls", [([twice], 3), ([twice, parts], 4)])
+def test_taking_a_finished_result_is_a_question_its_copies_and_a_record(fns: list[Any], calls: int) -> None:
+    """The host waits for nothing: that would take it a second."""
+    simulated = sim.driver({"device": {"count": 1}, "calls_us": {"sync": 1e6, "query": 1, "copy": 1, "record": 1}})
+    driver = FaultDriver(simulated)
+    with Runtime(driver) as runtime, Executor([0], fns, adapter="raw", runtime=runtime) as pipe:
+        driver.arm(FAR)
+        for n in range(4):
+            ticket = pipe.submit(np.full(1 << 20, n))
+            while not ticket.done():
+                simulated.pass_time(1e-3)
+            before, begin = driver.calls, runtime.clock()
+            result = ticket.result()
+            made, took = driver.calls - before, runtime.clock() - begin
+            y = result if isinstance(result, Array) else result[0]
+            assert took < 1e-4 and not y.ready.done()
+            assert y.numpy()[-1] == 2 * n
+        assert made == calls
+        assert pipe.stats().blocked["result"] == 0
+        del y, result, ticket
+
+
+@pytest.fixture
+def lone() -> Iterator[tuple[FaultDriver, Runtime]]:
+    """One simulated device, on which copies take long: what does not wait for one comes too early."""
+    described = machine(1)
+    driver = FaultDriver(sim.driver({**described, "device": {"count": 1, "memory_gb_s": 0.05}}))
+    with Runtime(driver) as runtime:
+        driver.arm(FAR)
+        yield driver, runtime
+        driver.arm(0)
+        gc.collect()
+        assert not runtime.live().any()
+
+
+def test_a_kernel_of_the_callers_waits_for_ready(lone: tuple[FaultDriver, Runtime]) -> None:
+    _, runtime = lone
+    with Executor([0], [twice], adapter="raw", runtime=runtime) as pipe, closing(runtime.stream(0)) as mine:
+        ticket = pipe.submit(np.arange(1000.0))
+        y = ticket.result()
+        mine.wait(y.ready)
+        kernel(SimpleNamespace(stream=mine), y, y, lambda values: -values)
+        mine.synchronize()
+        assert (y.numpy() == -2 * np.arange(1000)).all()
+        again = pipe.submit(ticket).result()  # the output itself is as it was
+        assert (again.numpy() == 4 * np.arange(1000)).all()
+        del y, again, ticket
+
+
+def test_a_kernel_of_the_callers_that_does_not_wait_is_found() -> None:
+    with (
+        pytest.raises(OrderViolation, match="must wait for an event recorded on stream"),
+        Executor([0], [twice], adapter="raw", machine=machine(1)) as pipe,
+        closing(pipe.runtime.stream(0)) as mine,
+    ):
+        y = pipe.submit(np.arange(1000.0)).result()
+        kernel(SimpleNamespace(stream=mine), y, y, lambda values: -values)
+        mine.synchronize()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_results_are_inputs_at_once(seed: int) -> None:
+    """Of the same executor and of another, on its own or in parts, while they are on their way."""
+    described = machine(2, seed)
+    with (
+        open_backend("sim", machine={**described, "device": {"count": 2, "memory_gb_s": 0.05}}) as runtime,
+        Executor([0, 1], [twice, twice], adapter="raw", runtime=runtime) as one,
+        Executor([1, 0], [lambda x: (x[0] + x[1], x[1])] * 2, adapter="numpy", runtime=runtime) as two,
+    ):
+        for n in range(6):
+            y = one.submit(np.full(3000, float(n))).result()
+            ys = [one.submit(y), one.submit(y.raw), two.submit((y, np.ones(3000)))]
+            again, raw, (sums, _) = [ticket.result() for ticket in ys]
+            del y
+            assert (again.numpy() == 16 * n).all() and raw.dtype == "uint8" and (sums == 4 * n + 2).all()
+        del again, raw, sums, ys
+
+
+def test_results_dropped_at_once_leave_nothing(lone: tuple[FaultDriver, Runtime]) -> None:
+    _, runtime = lone
+    with Executor([0], [twice], adapter="raw", runtime=runtime) as pipe:
+        for n in range(20):
+            pipe.submit(np.full(1000, n)).result()
+            if n == 10:
+                warm = runtime.live()
+        assert (runtime.live().buffers, runtime.live().events) == (warm.buffers, warm.events)
+        last = pipe.submit(np.full(1000, 7)).result()
+    assert (last.numpy() == 14).all()  # complete, though nobody waited for it before the executor was closed
+    assert (runtime.live().buffers, runtime.live().events) == (1, 1)
+    del last
+
+
+def test_what_keeps_the_event_of_a_result_keeps_the_runtime() -> None:
+    with Executor([0], [twice], adapter="raw", machine=machine(1)) as pipe:
+        ready = pipe.submit(np.ones(3)).result().ready
+        runtime = pipe.runtime
+    assert ready.done() and not runtime.closed and runtime.live().events == 1
+    del ready
+    assert not runtime.live().any()
+    del runtime, pipe
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_result_whose_copy_fails_half_way_can_be_taken_again(lone: tuple[FaultDriver, Runtime], at: int) -> None:
+    """The first copy, the second and the record; then nothing is on its way any more."""
+    driver, runtime = lone
+    with Executor([0], [twice, parts], adapter="raw", runtime=runtime) as pipe:
+        for n in range(3):
+            ticket = pipe.submit(np.full(1000, n))
+            while not ticket.done():
+                pass
+            driver.arm(at)
+            with pytest.raises(DriverError):
+                ticket.result()
+            driver.arm(0)
+            y, _, part = ticket.result()
+            assert (y.numpy() == 2 * n).all() and (part["again"].numpy() == 2 * n).all()
+        del y, part, ticket
+
+
+def test_a_fault_after_result_is_for_whoever_looks(lone: tuple[FaultDriver, Runtime]) -> None:
+    driver, runtime = lone
+    pipe = Executor([0], [twice], adapter="raw", runtime=runtime)
+    y = pipe.submit(np.ones(1000)).result()
+    driver.arm(1, sticky=True, status="DEVICE_FAULT")
+    for look in (y.numpy, y.ready.wait, partial(np.asarray, y), lambda x=y: pipe.submit(x).result()):
+        with pytest.raises(DeviceFault):
+            look()
+    driver.arm(0)
+    pipe.close()
+    del y, look

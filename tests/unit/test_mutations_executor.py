@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from pyxdev import Array, topology
-from pyxdev._native import Lease
+from pyxdev._native import HOST, Lease
 from pyxdev.backends import open as open_backend
 from pyxdev.checks.kernels import memory
 from pyxdev.errors import Error
@@ -201,6 +201,35 @@ def given_arrays(seed: int) -> bool:
     return all(right)
 
 
+def results(seed: int) -> bool:
+    """Results on a device, read or dropped while they are being copied. The outputs come from the host, so that no
+    engine keeps them from being overwritten meanwhile."""
+    count, slow = 12, {"device": {"count": 1, "memory_gb_s": 0.2, "to_device_gb_s": 10}}
+
+    with open_backend("sim", machine=machine(seed) | slow) as runtime:
+        values = [runtime.buffer(HOST, 4 * SIZE) for _ in range(count)]
+        for n, buffer in enumerate(values):
+            memory(buffer.address, 4 * SIZE).view(np.float32)[:] = n
+
+        def given(stage: Any, n: int) -> Array:
+            y: Array = stage.empty((SIZE,), "float32")
+            stage.stream.copy(y.address, values[n].address, 4 * SIZE, dst_device=0, src_device=HOST)
+            return y
+
+        ys = []
+        with Executor([0], [given], runtime=runtime, in_flight=2, depth=1, adapter="raw") as pipe:
+            for n in range(count):
+                ticket = pipe.submit(n)
+                ys.append(ticket.result())
+                del ticket
+            read = pipe.submit(7).result().numpy()
+        right = [bool((y.numpy() == n).all()) for n, y in enumerate(ys)] + [bool((read == 7).all())]
+        del ys
+        for buffer in values:
+            buffer.close()
+    return all(right)
+
+
 SCENES = (
     slow_producers,
     slow_consumers,
@@ -216,6 +245,7 @@ SCENES = (
     plain_parts,
     two_ways,
     given_arrays,
+    results,
 )
 
 # What is taken out, the function, the text, what stands there instead, the scene that shows it.
@@ -254,6 +284,13 @@ MUTATIONS: list[Mutation] = [
         slow_first,
     ),
     ("result: complete", executor.Executor._wait, "while not batch.end.wait(", "while False and (", slow_producers),
+    (
+        "result: output held",
+        Fetch.copies,
+        "outputs.hold(ready, output.keep, NEVER, False)",
+        "pass",
+        results,
+    ),
     ("result: downloaded", Fetch._run, "self.stream.synchronize()", "pass", slow_producers),
 ]
 
@@ -266,6 +303,7 @@ COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
     ("hop: slot free", "ready, gate = source.ready, free", "ready, gate = source.ready, None", slow_consumers),
     ("hop: released recorded", "read, written = released if ends else None,", "read, written = None,", slow_staged),
     ("hop: arrived recorded", "arrived if ends or turns else None", "None", slow_links),
+    ("result: ready recorded", "event.record(self.stream)", "pass", results),
     ("hop: ways change", "turns = not ends and", "turns = False and", two_ways),
 ]
 
