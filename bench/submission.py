@@ -6,6 +6,7 @@
 Stages that do nothing: in Python, as C functions, and by hand, which is the fewest streams, events, links and slots
 that are right, called from Python too. From 2 and 4 stages: "each stage" is what one more stage costs, hop included,
 "besides" what a microbatch costs apart from that: its place in flight, the input's way into the first slot, its ticket.
+"result" is what it costs to take the result of a microbatch that is through; by hand there is nothing to do.
 
 Counts are of simulated devices. A child process runs under callgrind, which counts between two marks; the same program
 gives the same counts, so that a guard can be tight. "beyond" leaves out what the driver's own functions take; of calls
@@ -37,7 +38,7 @@ from typing import Any
 
 from bench import record
 from bench.bare import ByHand
-from pyxdev import CFunction, Executor, Stage
+from pyxdev import CFunction, Executor, Stage, Ticket
 from pyxdev._native import Array, FaultDriver, Runtime
 from pyxdev.adapters.function import FunctionAdapter
 from pyxdev.backends import open as open_backend
@@ -48,6 +49,7 @@ WARM, COUNTED = 80, 60  # microbatches
 ROUNDS = 40
 IN_FLIGHT = COUNTED  # submit() never waits while it is counted
 KEPT = 8  # tickets that the caller holds on to
+RESULT = "result"
 NBYTES = 1024
 FAR = 1 << 62  # the call at which the counting driver would fail
 
@@ -84,8 +86,8 @@ def compiled(folder: Path, name: str, source: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / f"{name}.so"))
 
 
-def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Iterator[tuple[str, Step, Wait]]:
-    """By name, what queues microbatch i, and what waits for the last one."""
+def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Iterator[tuple[str, Step, Wait, Wait]]:
+    """By name, what queues microbatch i, what waits for the last one, and what takes one of the last KEPT results."""
     x, result = (stack.enter_context(closing(runtime.buffer(device, NBYTES))) for device in (devices[0], devices[-1]))
     times = (0.0,) * len(devices)
     hand = stack.enter_context(closing(ByHand(runtime, NoKernel(), devices, times, NBYTES, 4, "direct")))
@@ -93,6 +95,7 @@ def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Itera
         "hand",
         lambda i: hand.step(i % 4, hand.links[0], x.address, None, result.address),
         hand.streams[-1].synchronize,
+        lambda: None,
     )
 
     array = Array(runtime, devices[0], x.address, (NBYTES,), "uint8", owner=x)
@@ -110,8 +113,27 @@ def steps(stack: ExitStack, runtime: Runtime, devices: tuple[int, ...]) -> Itera
         yield (
             name,
             lambda i, submit=executor.submit, kept=kept: kept.append(submit(array)),
-            lambda kept=kept: kept[-1].result(),
+            lambda kept=kept: through(kept[-1]),
+            lambda kept=kept: kept.popleft().result(),
         )
+
+
+def through(ticket: Ticket) -> None:
+    while not ticket.done():
+        pass
+
+
+def _warm_up(step: Step, wait: Wait, take: Wait) -> None:
+    """The code of both, and memory for results; submit() waits on the device for their copies, a few times more."""
+    for _ in range(2):
+        for i in range(WARM):
+            step(i)
+        wait()
+        for _ in range(KEPT):
+            take()
+    for i in range(WARM):
+        step(i)
+    wait()
 
 
 def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) -> dict[str, float]:
@@ -122,16 +144,21 @@ def driver_calls(begin: Callable[[], object], end: Callable[[bytes], object]) ->
         with ExitStack() as stack:
             runtime = stack.enter_context(Runtime(driver))
             driver.arm(FAR)
-            for name, step, wait in steps(stack, runtime, tuple(range(stages))):
-                for i in range(WARM):
-                    step(i)
-                wait()
+            for name, step, wait, take in steps(stack, runtime, tuple(range(stages))):
+                _warm_up(step, wait, take)
                 before = driver.calls
                 begin()
-                for i in range(WARM, WARM + COUNTED):
+                for i in range(COUNTED):
                     step(i)
                 end(f"{name} {stages}".encode())
                 calls[f"{name} {stages}"] = (driver.calls - before) / COUNTED
+                wait()
+                before = driver.calls
+                begin()
+                for _ in range(KEPT):
+                    take()
+                end(f"{name} {stages} {RESULT}".encode())
+                calls[f"{name} {stages} {RESULT}"] = (driver.calls - before) / KEPT
     return calls
 
 
@@ -157,8 +184,9 @@ def count() -> dict[str, dict[str, float]]:
             mark = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M)
             total = re.search(r"^(?:totals|summary): (\d+)", text, re.M)
             if mark and total:
-                found["instructions"][mark[1]] = int(total[1]) / COUNTED
-                found["driver"][mark[1]] = _of_driver(path) / COUNTED
+                counted = KEPT if mark[1].endswith(RESULT) else COUNTED
+                found["instructions"][mark[1]] = int(total[1]) / counted
+                found["driver"][mark[1]] = _of_driver(path) / counted
         return found | {"driver calls": json.loads((folder / "calls.json").read_text())}
 
 
@@ -166,15 +194,15 @@ def _of_driver(path: Path) -> int:
     """Instructions between entering and leaving functions of the driver's table, all of which fault.c wraps."""
     command = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--auto=no", str(path)]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    table = r"fault_(?:stream_wait|event_record|event_wait|copy|call)"
+    table = r"fault_(?:stream_wait|event_record|event_query|event_wait|copy|call)"
     return sum(int(one.replace(",", "")) for one in re.findall(rf"^ *([\d,]+) .*:{table} \[", text, re.M))
 
 
-def split(found: dict[str, float], name: str) -> tuple[float, float]:
-    """(of each stage, besides)."""
+def split(found: dict[str, float], name: str) -> tuple[float, float, float]:
+    """(of each stage, besides, of the result)."""
     few, many = STAGES
     each = (found[f"{name} {many}"] - found[f"{name} {few}"]) / (many - few)
-    return each, found[f"{name} {few}"] - few * each
+    return each, found[f"{name} {few}"] - few * each, found[f"{name} {few} {RESULT}"]
 
 
 def times(runtime: Runtime) -> dict[str, float]:
@@ -183,15 +211,20 @@ def times(runtime: Runtime) -> dict[str, float]:
     for stages in STAGES:
         with ExitStack() as stack:
             devices = tuple(n % runtime.device_count for n in range(stages))
-            for name, step, wait in steps(stack, runtime, devices):
-                rounds = []
+            for name, step, wait, take in steps(stack, runtime, devices):
+                rounds, results = [], []
                 for _ in range(ROUNDS):
                     begin = perf_counter()
                     for i in range(COUNTED):
                         step(i)
                     rounds.append((perf_counter() - begin) / COUNTED * 1e6)
                     wait()
+                    begin = perf_counter()
+                    for _ in range(KEPT):
+                        take()
+                    results.append((perf_counter() - begin) / KEPT * 1e6)
                 found[f"{name} {stages}"] = median(rounds)
+                found[f"{name} {stages} {RESULT}"] = median(results)
     return found
 
 
@@ -200,7 +233,7 @@ def rows_of(unit: str, found: dict[str, float], driver: dict[str, float] | None 
     for name in ("python", "native"):
         ours, hand = split(found, name), split(found, "hand")
         base = split(driver, name) if driver else hand
-        for part, figure, peer, taken in zip(("each stage", "besides"), ours, hand, base, strict=True):
+        for part, figure, peer, taken in zip(("each stage", "besides", RESULT), ours, hand, base, strict=True):
             row = {"case": f"{part}, {name}", "unit": unit, "figure": round(figure, 2), "peer": round(peer, 2)}
             yield row | {"beyond": round(figure - taken, 2), "ratio": round(figure / peer, 3) if peer else None}
 
