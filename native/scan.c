@@ -4,10 +4,13 @@
  */
 #include "xdev.h"
 
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANK = 64, MAX_DIGITS = 18 };
+#include "hash.h"
+
+enum { MAX_RANK = 64, MAX_DIGITS = 18, MAX_NUMBER = 9 };
 
 /* ---- text ---- */
 
@@ -30,12 +33,26 @@ static int next_is(text *t, char wanted)
     return 1;
 }
 
+/* How many of eight bytes come before the first that ends a string, begins an escape or is below a space. */
+static int plain_bytes(const char *at)
+{
+    const uint64_t ones = 0x0101010101010101u, highs = ones << 7;
+    uint64_t bytes;
+    memcpy(&bytes, at, sizeof bytes);
+    bytes = le64toh(bytes);
+    uint64_t quotes = bytes ^ ones * '"', slashes = bytes ^ ones * '\\'; /* 0 where one is */
+    uint64_t found = ((bytes - ones * ' ') & ~bytes) | ((quotes - ones) & ~quotes) | ((slashes - ones) & ~slashes);
+    return found & highs ? __builtin_ctzll(found & highs) / 8 : 8;
+}
+
 /* A string without escapes. */
 static int plain_string(text *t, const char **begin, size_t *bytes)
 {
     if (!next_is(t, '"'))
         return 0;
     *begin = t->at;
+    for (int step = 8; step == 8 && t->end - t->at >= 8; t->at += step)
+        step = plain_bytes(t->at);
     while (t->at < t->end && *t->at != '"' && *t->at != '\\' && (unsigned char)*t->at >= ' ')
         t->at++;
     *bytes = (size_t)(t->at - *begin);
@@ -85,11 +102,20 @@ static int by_offset(const void *a, const void *b)
     return x->name < y->name ? -1 : 1; /* empty ones keep the order of the header */
 }
 
+static void sort(xd_scan *scan)
+{
+    size_t i = 1;
+    while (i < scan->count && by_offset(&scan->entries[i - 1], &scan->entries[i]) < 0)
+        i++;
+    if (i < scan->count) /* most headers are sorted */
+        qsort(scan->entries, scan->count, sizeof scan->entries[0], by_offset);
+}
+
 /* Sorted by offset, each entry must begin where the one before ends, rounded up; the last ends within `present`. */
 static int covers(xd_scan *scan, uint64_t alignment, uint64_t present)
 {
     uint64_t reached = 0;
-    qsort(scan->entries, scan->count, sizeof scan->entries[0], by_offset);
+    sort(scan);
     for (size_t i = 0; i < scan->count; i++) {
         const xd_scan_entry *entry = &scan->entries[i];
         uint64_t begin = (reached + alignment - 1) / alignment * alignment;
@@ -103,8 +129,11 @@ static int covers(xd_scan *scan, uint64_t alignment, uint64_t present)
 
 /* ---- safetensors ---- */
 
-static int find_dtype(const xd_scan_type *types, size_t count, const char *begin, size_t bytes)
+/* The search begins with the type that the entry before has. */
+static int find_dtype(const xd_scan_type *types, size_t count, int before, const char *begin, size_t bytes)
 {
+    if (before >= 0 && is(begin, bytes, types[before].name))
+        return before;
     for (size_t i = 0; i < count; i++)
         if (is(begin, bytes, types[i].name))
             return (int)i;
@@ -142,7 +171,7 @@ static int offsets(text *t, xd_scan_entry *entry)
 static int tensor(text *t, xd_scan *scan, const xd_scan_type *types, size_t type_count, xd_scan_entry *entry)
 {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
-    int seen = 0;
+    int seen = 0, before = scan->count > 1 ? entry[-1].type : -1;
     if (!next_is(t, '{'))
         return 0;
     do {
@@ -156,7 +185,8 @@ static int tensor(text *t, xd_scan *scan, const xd_scan_type *types, size_t type
             return 0;
         seen |= field;
         if (field == DTYPE) {
-            if (!plain_string(t, &name, &bytes) || (entry->type = find_dtype(types, type_count, name, bytes)) < 0)
+            if (!plain_string(t, &name, &bytes) ||
+                (entry->type = find_dtype(types, type_count, before, name, bytes)) < 0)
                 return 0;
         } else if (!(field == SHAPE ? shape(t, scan, entry) : offsets(t, entry))) {
             return 0;
@@ -210,6 +240,7 @@ int xd_scan_safetensors(xd_scan *scan, const char *header, size_t bytes, uint64_
         xd_scan_entry *entry = &scan->entries[scan->count++];
         entry->name = (uint32_t)(name - header);
         entry->name_bytes = (uint32_t)name_bytes;
+        entry->hash = xd_hash(name, name_bytes);
         if (!tensor(&t, scan, types, type_count, entry))
             return 0;
     } while (next_is(&t, ','));
@@ -263,6 +294,7 @@ int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t bytes_held, size_
             return -1;
         entry->name = (uint32_t)b.at;
         entry->name_bytes = (uint32_t)length;
+        entry->hash = xd_hash(b.base + b.at, length);
         b.at += length;
         if (!number(&b, 4, &rank) || rank > 4 || scan->extent_room - scan->extent_count < rank)
             return -1;
@@ -286,4 +318,51 @@ int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t bytes_held, size_
     uint64_t data = (b.at + alignment - 1) / alignment * alignment;
     uint64_t present = data <= file_bytes ? file_bytes - data : 0;
     return covers(scan, alignment, present) ? (int64_t)b.at : -1;
+}
+
+/* ---- names ---- */
+
+static int is_one_of(const char *begin, size_t bytes, const char *const *words, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (is(begin, bytes, words[i]))
+            return 1;
+    return 0;
+}
+
+/* -1 where the bytes are not a number of up to nine digits. */
+static int64_t short_number(const char *begin, size_t bytes)
+{
+    int64_t value = 0;
+    if (!bytes || bytes > MAX_NUMBER)
+        return -1;
+    for (size_t i = 0; i < bytes; i++) {
+        if (begin[i] < '0' || begin[i] > '9')
+            return -1;
+        value = value * 10 + (begin[i] - '0');
+    }
+    return value;
+}
+
+static int64_t number_after(const char *at, const char *end, const char *const *words, size_t word_count)
+{
+    const char *dot = memchr(at, '.', (size_t)(end - at));
+    while (dot) {
+        const char *part = dot + 1, *after = memchr(part, '.', (size_t)(end - part));
+        int64_t number = short_number(part, (size_t)((after ? after : end) - part));
+        if (number >= 0 && is_one_of(at, (size_t)(dot - at), words, word_count))
+            return number;
+        at = part;
+        dot = after;
+    }
+    return -1;
+}
+
+void xd_scan_numbers(const char *header, const xd_scan_entry *entries, size_t count, const char *const *words,
+                     size_t word_count, int64_t *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *name = header + entries[i].name;
+        out[i] = number_after(name, name + entries[i].name_bytes, words, word_count);
+    }
 }

@@ -361,6 +361,7 @@ typedef struct xd_scan_entry {
     uint64_t offset, bytes;     /* of the data, from its beginning */
     uint32_t name, name_bytes;  /* in the header */
     uint32_t extents, rank;     /* in the array of extents, slowest dimension first */
+    uint64_t hash;              /* of the name's bytes */
     int type;                   /* in the table of types */
 } xd_scan_entry;
 
@@ -374,8 +375,8 @@ typedef struct xd_scan {
 } xd_scan;
 
 /* Tell clean headers, whose entries come sorted by offset (equal ones as in the header) and were checked against what is
-   present, from all others: 0 (GGUF: -1), which says only that somebody else must judge. Names may still be doubled or
-   not be UTF-8. */
+   present, from all others: 0 (GGUF: -1), which says only that somebody else must judge. Names may still be doubled
+   (only if two hashes are equal) or not be UTF-8. */
 int xd_scan_safetensors(xd_scan *scan, const char *header, size_t bytes, uint64_t present, const xd_scan_type *types,
                         size_t type_count);
 /* The tensor entries of a GGUF header from `at` on. Returns where they end. */
@@ -383,6 +384,10 @@ int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t held, size_t at, 
                      const xd_scan_type *types, size_t type_count);
 /* Steps over `count` strings of a GGUF header. Returns where they end, -1 if that is not within what is held. */
 int64_t xd_scan_gguf_strings(const void *header, size_t held, size_t at, uint64_t count);
+/* For each entry the number of up to nine digits that follows one of the words in its name, both between dots: 3 in
+   "blk.3.w". The first one, or -1. */
+void xd_scan_numbers(const char *header, const xd_scan_entry *entries, size_t count, const char *const *words,
+                     size_t word_count, int64_t *out);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 """The native runtime: streams, events, memory, links, throttle, reader. See native/xdev.h for the rules."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pyxdev.settings import Settings
+
+_Kind = TypeVar("_Kind")
 
 HOST: int  # the device ordinal of page-locked host memory
 
@@ -325,12 +327,33 @@ class Reader:
     def closed(self) -> bool: ...
 
 # Clean headers of model files; None says only that somebody else must judge. types: (name, values, bits of a block) by
-# number. kind: a NamedTuple of name, dtype, shape, offset, bytes.
+# number.
 
-def scan_safetensors(
-    header: bytes, base: int, present: int, types: Sequence[tuple[str, int, int] | None], kind: type[Any]
-) -> tuple[list[Any], bytes] | None:
-    """Entries in file order, and the text of __metadata__ (empty if there is none)."""
+class Scan:
+    """The entries of a header in file order. Two may still have one name, and then one hash."""
+
+    @property
+    def entries(self) -> bytearray:
+        """One a tensor, as xd_scan_entry: offset and bytes (uint64), place and length of the name in the header, place
+        of the shape in `extents`, dimensions (uint32), hash of the name (uint64), type (int32)."""
+    @property
+    def extents(self) -> bytearray:
+        """The shapes one after the other, uint64."""
+    @property
+    def metadata(self) -> bytes:
+        """The text of __metadata__ of a safetensors file, empty if there is none."""
+    @property
+    def end(self) -> int:
+        """Where the entries of a GGUF file end in the header."""
+    def tensors(self, base: int, undecodable: str, kind: type[_Kind]) -> list[_Kind]:
+        """kind, a NamedTuple of name, dtype, shape, offset + base and bytes, for each entry. undecodable: what is done
+        with a name that is not UTF-8, as in bytes.decode."""
+    def numbers(self, words: Sequence[str]) -> bytearray:
+        """For each entry (int64) the number of up to nine digits that follows one of the words in its name, both
+        between dots; the first one, or -1."""
+
+def scan_safetensors(header: bytes, present: int, types: Sequence[tuple[str, int, int] | None]) -> Scan | None:
+    """present: bytes after the header. All of it is UTF-8."""
 
 def scan_gguf(
     held: bytearray,
@@ -339,9 +362,8 @@ def scan_gguf(
     alignment: int,
     file_bytes: int,
     types: Sequence[tuple[str, int, int] | None],
-    kind: type[Any],
-) -> tuple[list[Any], int] | None:
-    """Entries in file order, and where they end in the header."""
+) -> Scan | None:
+    """The `count` entries from `at` on. `held` must stay as it is while the Scan is used."""
 
 def scan_gguf_strings(held: bytearray, at: int, count: int) -> int | None:
     """Where `count` strings end."""

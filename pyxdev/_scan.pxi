@@ -2,79 +2,128 @@
 
 
 cdef class Scan:
-    """Room for one header's entries, and the types they may have: (name, values and bits of a block) by number, None
-    for a number that is no type."""
-    cdef xd_scan scan
-    cdef xd_scan_type *types
-    cdef size_t type_count
-    cdef list type_names
-    cdef list texts  # what the names of the types point into
+    cdef readonly bytearray entries  # xd_scan_entry, one a tensor
+    cdef readonly bytearray extents  # uint64_t
+    cdef readonly bytes metadata
+    cdef readonly int64_t end
+    cdef object header  # bytes or a bytearray that stays as it is
+    cdef object types
 
-    def __cinit__(self, size_t entries, size_t extents, types):
-        self.type_names = [row[0] if row else "" for row in types]
-        self.texts = [name.encode() for name in self.type_names]
-        self.type_count = len(self.texts)
-        self.scan.count = entries
-        self.scan.extent_room = extents
-        self.scan.entries = <xd_scan_entry *>PyMem_RawMalloc((entries + 1) * sizeof(xd_scan_entry))
-        self.scan.extents = <uint64_t *>PyMem_RawMalloc((extents + 1) * sizeof(uint64_t))
-        self.types = <xd_scan_type *>PyMem_RawMalloc((self.type_count + 1) * sizeof(xd_scan_type))
-        if self.scan.entries == NULL or self.scan.extents == NULL or self.types == NULL:
+    def __init__(self):
+        raise errors.InvalidArgument("a Scan is what scan_safetensors and scan_gguf return")
+
+    def tensors(self, uint64_t base, undecodable, kind):
+        cdef const xd_scan_entry *entry = <const xd_scan_entry *>PyByteArray_AS_STRING(self.entries)
+        cdef const uint64_t *extents = <const uint64_t *>PyByteArray_AS_STRING(self.extents)
+        cdef const char *header = text_of(self.header)
+        cdef bytes handler = undecodable.encode()
+        cdef unsigned axis
+        cdef size_t left = entry_count(self)
+        cdef list names = [row[0] if row else "" for row in self.types]
+        cdef list tensors = []
+        make = tuple.__new__
+        while left:
+            name = PyUnicode_DecodeUTF8(header + entry.name, entry.name_bytes, handler)
+            shape = tuple([extents[entry.extents + axis] for axis in range(entry.rank)])
+            tensors.append(make(kind, (name, names[entry.type], shape, base + entry.offset, entry.bytes)))
+            entry += 1
+            left -= 1
+        return tensors
+
+    def numbers(self, words):
+        cdef size_t index, count = entry_count(self)
+        cdef list texts = [word.encode() for word in words]
+        cdef bytearray numbers = PyByteArray_FromStringAndSize(NULL, count * sizeof(int64_t))
+        cdef const char **table = <const char **>PyMem_Malloc((len(texts) + 1) * sizeof(char *))
+        if table == NULL:
+            raise MemoryError
+        for index in range(<size_t>len(texts)):
+            table[index] = <bytes>texts[index]
+        xd_scan_numbers(text_of(self.header), <const xd_scan_entry *>PyByteArray_AS_STRING(self.entries), count, table,
+                        len(texts), <int64_t *>PyByteArray_AS_STRING(numbers))
+        PyMem_Free(table)
+        return numbers
+
+
+cdef size_t entry_count(Scan scan) noexcept:
+    return <size_t>PyByteArray_GET_SIZE(scan.entries) // sizeof(xd_scan_entry)
+
+
+cdef const char *text_of(header) except NULL:
+    return PyByteArray_AS_STRING(header) if isinstance(header, bytearray) else PyBytes_AS_STRING(header)
+
+
+cdef class Types:
+    """The types that entries may have: (name, values and bits of a block) by number, None for a number that is none."""
+    cdef xd_scan_type *rows
+    cdef size_t count
+    cdef list texts  # what the names point into
+
+    def __cinit__(self, types):
+        self.texts = [row[0].encode() if row else b"" for row in types]
+        self.count = len(self.texts)
+        self.rows = <xd_scan_type *>PyMem_Malloc((self.count + 1) * sizeof(xd_scan_type))
+        if self.rows == NULL:
             raise MemoryError
         for index, row in enumerate(types):
-            self.types[index].name = <bytes>self.texts[index]
-            self.types[index].values = row[1] if row else 0
-            self.types[index].bits = row[2] if row else 0
+            self.rows[index].name = <bytes>self.texts[index]
+            self.rows[index].values = row[1] if row else 0
+            self.rows[index].bits = row[2] if row else 0
 
     def __dealloc__(self):
-        PyMem_RawFree(self.scan.entries)
-        PyMem_RawFree(self.scan.extents)
-        PyMem_RawFree(self.types)
-
-    cdef list rows(self, const char *header, uint64_t base, const char *decoding, kind):
-        """kind(name, type, shape, offset in the file, bytes) for each entry; None: a name is no text or comes twice."""
-        cdef xd_scan_entry *entry
-        cdef size_t index
-        cdef unsigned axis
-        cdef list rows = []
-        cdef set names = set()
-        make = tuple.__new__
-        for index in range(self.scan.count):
-            entry = &self.scan.entries[index]
-            try:
-                name = PyUnicode_DecodeUTF8(header + entry.name, entry.name_bytes, decoding)
-            except UnicodeDecodeError:
-                return None
-            names.add(name)
-            shape = tuple([self.scan.extents[entry.extents + axis] for axis in range(entry.rank)])
-            rows.append(make(kind, (name, self.type_names[entry.type], shape, base + entry.offset, entry.bytes)))
-        return rows if len(names) == self.scan.count else None
+        PyMem_Free(self.rows)
 
 
-def scan_safetensors(bytes header not None, uint64_t base, uint64_t present, types, kind):
-    cdef Scan scan = Scan(len(header) // 45 + 1, header.count(b",") + 1, types)
-    cdef const char *text = header
-    if not xd_scan_safetensors(&scan.scan, text, len(header), present, scan.types, scan.type_count):
+cdef Scan with_room(xd_scan *scan, header, types, size_t entries, size_t extents):
+    """Room that costs memory only where it is used."""
+    cdef Scan room = Scan.__new__(Scan)
+    room.header, room.types = header, types
+    room.entries = PyByteArray_FromStringAndSize(NULL, (entries + 1) * sizeof(xd_scan_entry))
+    room.extents = PyByteArray_FromStringAndSize(NULL, (extents + 1) * sizeof(uint64_t))
+    scan.count, scan.extent_room = entries, extents
+    scan.entries = <xd_scan_entry *>PyByteArray_AS_STRING(room.entries)
+    scan.extents = <uint64_t *>PyByteArray_AS_STRING(room.extents)
+    return room
+
+
+cdef Scan cut(Scan room, const xd_scan *scan):
+    """Without the room that was not used."""
+    PyByteArray_Resize(room.entries, scan.count * sizeof(xd_scan_entry))
+    PyByteArray_Resize(room.extents, scan.extent_count * sizeof(uint64_t))
+    return room
+
+
+def scan_safetensors(bytes header not None, uint64_t present, types):
+    cdef xd_scan scan
+    cdef Types known = Types(types)
+    cdef size_t size = len(header)
+    cdef size_t extents = size // 16 + 1  # more than most headers have, then as many as there can be
+    cdef Scan found = with_room(&scan, header, types, size // 45 + 1, extents)
+    cdef bint clean = xd_scan_safetensors(&scan, header, size, present, known.rows, known.count)
+    if not clean and scan.extent_count == extents:
+        found = with_room(&scan, header, types, size // 45 + 1, header.count(b",") + 1)
+        clean = xd_scan_safetensors(&scan, header, size, present, known.rows, known.count)
+    if not clean or not is_text(header):
         return None
-    rows = scan.rows(text, base, "strict", kind)
-    if rows is None:
-        return None
-    metadata = header[scan.scan.metadata:scan.scan.metadata + scan.scan.metadata_bytes]
+    found.metadata = header[scan.metadata:scan.metadata + scan.metadata_bytes]
+    return cut(found, &scan)
+
+
+cdef bint is_text(bytes header):
     try:
-        metadata.decode()
+        header.decode()
     except UnicodeDecodeError:
-        return None
-    return rows, metadata
+        return False
+    return True
 
 
-def scan_gguf(bytearray held not None, size_t at, size_t count, uint64_t alignment, uint64_t file_bytes, types, kind):
-    cdef Scan scan = Scan(count, 4 * count, types)
-    cdef const char *text = held
-    cdef int64_t end = xd_scan_gguf(&scan.scan, text, len(held), at, alignment, file_bytes, scan.types, scan.type_count)
-    if end < 0:
-        return None
-    rows = scan.rows(text, (end + alignment - 1) // alignment * alignment, "surrogateescape", kind)
-    return None if rows is None else (rows, end)
+def scan_gguf(bytearray held not None, size_t at, size_t count, uint64_t alignment, uint64_t file_bytes, types):
+    cdef xd_scan scan
+    cdef Types known = Types(types)
+    cdef Scan found = with_room(&scan, held, types, count, 4 * count)
+    found.end = xd_scan_gguf(&scan, PyByteArray_AS_STRING(held), len(held), at, alignment, file_bytes, known.rows,
+                             known.count)
+    return None if found.end < 0 else cut(found, &scan)
 
 
 def scan_gguf_strings(bytearray held not None, size_t at, uint64_t count):

@@ -204,6 +204,7 @@ cdef extern from "xdev.h" nogil:
         uint64_t offset, bytes
         unsigned name, name_bytes
         unsigned extents, rank
+        uint64_t hash
         int type
     ctypedef struct xd_scan:
         size_t count
@@ -217,6 +218,8 @@ cdef extern from "xdev.h" nogil:
     int64_t xd_scan_gguf(xd_scan *scan, const void *header, size_t held, size_t at, uint64_t alignment,
                          uint64_t file_bytes, const xd_scan_type *types, size_t type_count)
     int64_t xd_scan_gguf_strings(const void *header, size_t held, size_t at, uint64_t count)
+    void xd_scan_numbers(const char *header, const xd_scan_entry *entries, size_t count, const char *const *words,
+                         size_t word_count, int64_t *out)
 
 
 cdef extern from "driver.h" nogil:

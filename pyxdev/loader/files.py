@@ -16,10 +16,12 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Self
 
+import numpy as np
+
 from pyxdev import _native
 from pyxdev.errors import FileRefused
 from pyxdev.loader import gguf, safetensors
-from pyxdev.loader.header import Header, ModelFile, Tensor, refused, shown
+from pyxdev.loader.header import Column, Header, ModelFile, Tensors, refused, shown
 
 MAX_INDEX = 64 << 20
 _INDEX = ".safetensors.index.json"
@@ -34,8 +36,8 @@ class Model:
 
     format: str
     files: list[ModelFile]
-    tensors: list[Tensor]
-    file_of: list[int]  # tensor -> file
+    tensors: Tensors
+    file_of: Column  # tensor -> file
     metadata: Mapping[str, Any]
     notes: list[str]
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -88,14 +90,11 @@ def _open_file(path: str, stack: ExitStack) -> Model:
 
 def _merge(files: list[ModelFile], headers: list[Header]) -> Model:
     """One model of all files; the first one's metadata speaks for it. No tensor may be in two files."""
-    tensors: list[Tensor] = []
-    file_of: list[int] = []
-    for number, header in enumerate(headers):
-        tensors += header.tensors
-        file_of += [number] * len(header.tensors)
-    if len(files) > 1:
+    tensors = Tensors.joined([header.tensors for header in headers])
+    file_of = np.repeat(np.arange(len(files)), [len(header.tensors) for header in headers])
+    if len(files) > 1 and not tensors.distinct:
         seen: dict[str, int] = {}
-        for tensor, number in zip(tensors, file_of, strict=True):
+        for tensor, number in zip(tensors, file_of.tolist(), strict=True):
             other = seen.setdefault(tensor.name, number)
             if other != number:
                 raise refused(
@@ -232,7 +231,7 @@ def _check_listed(path: str, file: ModelFile, header: Header, listed: set[str], 
 
 def _note_total(path: str, metadata: Any, model: Model) -> None:
     stated = dict(metadata).get("total_size") if isinstance(metadata, tuple) else None
-    total = sum(tensor.nbytes for tensor in model.tensors)
+    total = int(model.tensors.nbytes.sum())
     if stated is not None and stated != total:
         model.notes.append(f"{shown(path)}: total_size is {shown(str(stated))}, the tensors have {total} bytes")
 

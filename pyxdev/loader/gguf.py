@@ -11,7 +11,17 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pyxdev.loader.header import Header, ModelFile, Scanner, Tensor, check_impostor, count_values, refused, shown
+from pyxdev.loader.header import (
+    Header,
+    ModelFile,
+    Scanner,
+    Tensor,
+    Tensors,
+    check_impostor,
+    count_values,
+    refused,
+    shown,
+)
 
 VERSIONS = (2, 3)
 MAX_HEADER = 128 << 20
@@ -66,14 +76,14 @@ def read(file: ModelFile, scanner: Scanner | None = None) -> Header:
     tensor_count, key_count = _preamble(cursor)
     metadata = _metadata(cursor, key_count)
     alignment = _alignment(file, metadata)
-    if (clean := _scan(cursor, tensor_count, alignment)) is not None:
-        placed = tuple(clean)
-        end = placed[-1].offset + placed[-1].nbytes if placed else _round_up(cursor.at, alignment)
+    if (placed := _scan(cursor, tensor_count, alignment)) is not None:
+        end = int(placed.offset[-1] + placed.nbytes[-1]) if placed else _round_up(cursor.at, alignment)
     else:
         tensors = _tensors(cursor, tensor_count, alignment)
         data = _round_up(cursor.at, alignment)
-        placed = tuple(tensor._replace(offset=data + tensor.offset) for tensor in sorted(tensors, key=_by_offset))
-        end = _check_cover(file, placed, data, alignment)
+        tensors = [tensor._replace(offset=data + tensor.offset) for tensor in sorted(tensors, key=_by_offset)]
+        end = _check_cover(file, tensors, data, alignment)
+        placed = Tensors.listed(tensors)
     notes = (f"{file.size - end} bytes after the last tensor",) if file.size > _round_up(end, alignment) else ()
     return Header("gguf", placed, metadata, notes)
 
@@ -275,15 +285,18 @@ def _alignment(file: ModelFile, metadata: _Metadata) -> int:
     return value
 
 
-def _scan(cursor: _Cursor, count: int, alignment: int) -> list[Tensor] | None:
+def _scan(cursor: _Cursor, count: int, alignment: int) -> Tensors | None:
     """The tensors as the scanner reads them, or None."""
     file, begin = cursor.file, cursor.at
     if not cursor.scanner or count > _MAX_SCANNED:
         return None
     while True:
-        found = cursor.scanner.scan_gguf(cursor.held, begin, count, alignment, file.size, _BLOCK_TYPES, Tensor)
-        if found:
-            tensors, cursor.at = found
+        scan = cursor.scanner.scan_gguf(cursor.held, begin, count, alignment, file.size, _BLOCK_TYPES)
+        if scan:
+            tensors = Tensors.scanned(scan, _round_up(scan.end, alignment), "surrogateescape")
+            if not tensors.distinct:
+                return None
+            cursor.at = scan.end
             return tensors
         held = len(cursor.held)
         if held >= min(file.size, MAX_HEADER, begin + _LONGEST_ENTRY * count):
@@ -325,7 +338,7 @@ def _nbytes(file: ModelFile, name: str, kind: int, extents: tuple[int, ...]) -> 
     return values // block.values * block.nbytes
 
 
-def _check_cover(file: ModelFile, tensors: tuple[Tensor, ...], data: int, alignment: int) -> int:
+def _check_cover(file: ModelFile, tensors: list[Tensor], data: int, alignment: int) -> int:
     """The tensors, sorted by offset, must lie in the file without overlap and with no more than padding in between."""
     end, before = data, None
     for tensor in tensors:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyxdev.errors import FileRefused, ReadError
 
@@ -27,22 +31,28 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Everything a header says, checked against the size of the file. `notes` are oddities that do not stop a load."""
+_Kind = TypeVar("_Kind")
 
-    format: str
-    tensors: tuple[Tensor, ...]
-    metadata: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
+
+class Scan(Protocol):
+    """The entries of a clean header; see pyxdev._native."""
+
+    @property
+    def entries(self) -> bytearray: ...
+    @property
+    def extents(self) -> bytearray: ...
+    @property
+    def metadata(self) -> bytes: ...
+    @property
+    def end(self) -> int: ...
+    def tensors(self, base: int, undecodable: str, kind: type[_Kind], /) -> list[_Kind]: ...
+    def numbers(self, words: Sequence[str], /) -> bytearray: ...
 
 
 class Scanner(Protocol):
     """Reads clean headers fast, and answers None for all others: pyxdev._native, or nothing."""
 
-    def scan_safetensors(
-        self, header: bytes, base: int, present: int, types: Sequence[BlockType | None], kind: type[Tensor], /
-    ) -> tuple[list[Tensor], bytes] | None: ...
+    def scan_safetensors(self, header: bytes, present: int, types: Sequence[BlockType | None], /) -> Scan | None: ...
 
     def scan_gguf(
         self,
@@ -52,11 +62,135 @@ class Scanner(Protocol):
         alignment: int,
         file_bytes: int,
         types: Sequence[BlockType | None],
-        kind: type[Tensor],
         /,
-    ) -> tuple[list[Tensor], int] | None: ...
+    ) -> Scan | None: ...
 
     def scan_gguf_strings(self, held: bytearray, at: int, count: int, /) -> int | None: ...
+
+
+Column = NDArray[np.int64]
+# An entry of a Scan, as C lays it out.
+_ENTRY = np.dtype(
+    [("offset", "u8"), ("nbytes", "u8"), ("name", "u4"), ("name_bytes", "u4"), ("extents", "u4"), ("rank", "u4"),
+     ("hash", "u8"), ("type", "i4")],
+    align=True,
+)  # fmt: skip
+
+
+class Tensors(Sequence[Tensor]):
+    """Tensors in columns, an element each: `offset` and `nbytes` as Tensor has them, `rows` the first dimension of
+    those with at least two, 0 of others. The Tensors themselves are made when the first is asked for: a model may have
+    twenty thousand, and a load needs none."""
+
+    def __init__(
+        self,
+        offset: Column,
+        nbytes: Column,
+        rows: Column,
+        hashes: NDArray[np.uint64] | None,
+        make: Callable[[], list[Tensor]],
+        numbers: Callable[[Sequence[str]], Column],
+    ) -> None:
+        """hashes: of the names, None where they are not known."""
+        self.offset, self.nbytes, self.rows = offset, nbytes, rows
+        self.numbers = numbers
+        self._hashes, self._make = hashes, make
+        self._made: list[Tensor] | None = None
+
+    @classmethod
+    def listed(cls, tensors: Iterable[Tensor]) -> Self:
+        kept = list(tensors)
+        columns = np.array(
+            [(one.offset, one.nbytes, one.shape[0] if len(one.shape) > 1 else 0) for one in kept], np.int64
+        )
+        offset, nbytes, rows = columns.reshape(-1, 3).T
+        return cls(
+            offset,
+            nbytes,
+            rows,
+            hashes=None,
+            make=lambda: kept,
+            numbers=lambda words: np.array([number_after(one.name, words) for one in kept], np.int64),
+        )
+
+    @classmethod
+    def scanned(cls, scan: Scan, base: int, undecodable: str) -> Self:
+        """base: where in the file the data begins. undecodable: what is done with a name that is not UTF-8."""
+        entries = np.frombuffer(scan.entries, _ENTRY)
+        extents = np.append(np.frombuffer(scan.extents, np.int64), 0)  # so that a shape without extents has a place
+        return cls(
+            entries["offset"].astype(np.int64) + base,
+            entries["nbytes"].astype(np.int64),
+            np.where(entries["rank"] > 1, extents[entries["extents"]], 0),
+            hashes=entries["hash"],
+            make=lambda: scan.tensors(base, undecodable, Tensor),
+            numbers=lambda words: np.frombuffer(scan.numbers(words), np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tensors]) -> Tensors:
+        """All of the parts, in order."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls.listed([])
+        hashes = [part._hashes for part in parts if part._hashes is not None]
+        return cls(
+            np.concatenate([part.offset for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+            np.concatenate([part.rows for part in parts]),
+            hashes=np.concatenate(hashes) if len(hashes) == len(parts) else None,
+            make=lambda: list(chain.from_iterable(parts)),
+            numbers=lambda words: np.concatenate([part.numbers(words) for part in parts]),
+        )
+
+    @property
+    def distinct(self) -> bool:
+        """Whether their hashes tell that no two have one name. Where they do not tell, the names must be compared."""
+        if self._hashes is None:
+            return False
+        ordered = np.sort(self._hashes)
+        return not (ordered[1:] == ordered[:-1]).any()
+
+    def _all(self) -> list[Tensor]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        return self._all()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def number_after(name: str, words: Sequence[str]) -> int:
+    """The number of up to nine digits that follows one of the words in a name, both between dots: 3 in "blk.3.w". The
+    first one, or -1."""
+    for word, digits in pairwise(name.split(".")):
+        if word in words and len(digits) <= 9 and digits.isascii() and digits.isdigit():
+            return int(digits)
+    return -1
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything a header says, checked against the size of the file. `notes` are oddities that do not stop a load."""
+
+    format: str
+    tensors: Tensors
+    metadata: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def shown(text: str, limit: int = 120) -> str:

@@ -19,6 +19,7 @@ from pyxdev.loader.header import (
     ModelFile,
     Scanner,
     Tensor,
+    Tensors,
     check_impostor,
     count_values,
     refused,
@@ -68,9 +69,12 @@ def read(file: ModelFile, scanner: Scanner | None = None) -> Header:
         raise refused(file.path, f"the header length is {length}, over the cap of {MAX_HEADER} bytes of this reader")
 
     text = _read_text(file, 8, length)
-    if scanner and (clean := scanner.scan_safetensors(text, 8 + length, file.size - 8 - length, _TYPES, Tensor)):
-        found, stated = clean
-        return Header("safetensors", tuple(found), _metadata(file, _parse_json(file, 8, stated)) if stated else {})
+    base = 8 + length
+    if scanner and (scan := scanner.scan_safetensors(text, file.size - base, _TYPES)):
+        found = Tensors.scanned(scan, base, "strict")
+        if found.distinct:
+            stated = _metadata(file, _parse_json(file, 8, scan.metadata)) if scan.metadata else {}
+            return Header("safetensors", found, stated)
     pairs = _object(file, _parse_json(file, 8, text), "the header")
     metadata: dict[str, str] = {}
     entries: list[tuple[int, int, str, str, tuple[int, ...]]] = []
@@ -82,10 +86,9 @@ def read(file: ModelFile, scanner: Scanner | None = None) -> Header:
     if len(dict(pairs)) < len(pairs):
         raise _duplicate(file, [name for name, _ in pairs])
     entries.sort(key=itemgetter(0, 1))
-    _check_cover(file, entries, file.size - 8 - length)
-    base = 8 + length
-    tensors = tuple(Tensor(name, dtype, shape, base + begin, end - begin) for begin, end, name, dtype, shape in entries)
-    return Header("safetensors", tensors, metadata)
+    _check_cover(file, entries, file.size - base)
+    tensors = [Tensor(name, dtype, shape, base + begin, end - begin) for begin, end, name, dtype, shape in entries]
+    return Header("safetensors", Tensors.listed(tensors), metadata)
 
 
 def read_json(file: ModelFile, offset: int, length: int) -> Any:

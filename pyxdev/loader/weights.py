@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,12 +47,13 @@ class Weights(Mapping[str, Any]):
         self.report = report
         self._tensors = plan.model.tensors
         self._parts = plan.parts
-        # The parts of tensor n are those from first[n] up to first[n + 1].
-        self._first = np.searchsorted(plan.parts.tensor, np.arange(len(self._tensors) + 1))
-        self._numbers = {tensor.name: number for number, tensor in enumerate(self._tensors)}
         self._buffers = list(buffers)
         self._owned = owned
         self._made: dict[str, Array | Rows] = {}
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {tensor.name: number for number, tensor in enumerate(self._tensors)}
 
     def __getitem__(self, name: str) -> Any:
         made = self._made.get(name)
@@ -66,7 +68,7 @@ class Weights(Mapping[str, Any]):
         return iter(self._numbers)
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._tensors)
 
     def __repr__(self) -> str:
         return (
@@ -77,14 +79,15 @@ class Weights(Mapping[str, Any]):
         tensor, parts = self._tensors[number], self._parts
         dtype = ARRAY_DTYPES.get(tensor.dtype, tensor.dtype)
         arrays = []
-        for index in range(self._first[number], self._first[number + 1]):
+        first, after = np.searchsorted(parts.tensor, (number, number + 1))  # they are in the tensors' order
+        for index in range(first, after):
             begin, end, nbytes = int(parts.begin[index]), int(parts.end[index]), int(parts.nbytes[index])
             shape = tensor.shape if end < 0 else (end - begin, *tensor.shape[1:])
             buffer = self._buffers[parts.device[index]]
             address = buffer.address + int(parts.at[index]) if nbytes else 0
             device = self.devices[parts.device[index]]
             arrays.append(Array(self.runtime, device, address, shape, dtype, nbytes=nbytes, owner=buffer))
-        if parts.end[self._first[number]] < 0:
+        if parts.end[first] < 0:
             return arrays[0]
         return Rows(tensor.shape, dtype, tuple(arrays))
 

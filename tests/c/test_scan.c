@@ -1,6 +1,7 @@
 /* The header scanner: what it reads of clean headers, and that no header at all makes it leave the memory it was given
    (the address sanitizer looks on). */
 #include "check.h"
+#include "hash.h"
 
 enum { ROOM = 64, ROUNDS = 20000 };
 
@@ -45,6 +46,7 @@ static void clean_text(void)
         const xd_scan_entry *entry = &entries[i];
         CHECK_EQ(whole[entry->name], table[i].name);
         CHECK_EQ(entry->name_bytes, 1);
+        CHECK_EQ(entry->hash, xd_hash(&table[i].name, 1));
         CHECK_EQ(entry->offset, table[i].offset);
         CHECK_EQ(entry->bytes, table[i].bytes);
         CHECK_EQ(entry->rank, table[i].rank);
@@ -149,6 +151,60 @@ static void strings(void)
     CHECK_EQ(xd_scan_gguf_strings(bytes, sizeof bytes, 0, 1), -1);
 }
 
+/* Strings of every length around the eight bytes that are looked at together, ended by each byte that may end one. */
+static void lengths(void)
+{
+    static const char begin[] = "{\"";
+    static const char rest[] = "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+    static const unsigned char odd[] = {0, 1, 31, '\\', '\n'}, even[] = {' ', '!', '[', ']', 127, 128, 255};
+    char text[128];
+    xd_scan scan;
+    for (size_t length = 0; length < 40; length++) {
+        size_t bytes = (size_t)snprintf(text, sizeof text, "%s%.*s%s", begin, (int)length,
+                                        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz", rest);
+        CHECK(scan_text(text, bytes, 1, &scan));
+        CHECK_EQ(entries[0].name_bytes, length);
+        for (size_t at = 0; at < length; at++) {
+            char kept = text[2 + at];
+            for (size_t i = 0; i < sizeof odd; i++) {
+                text[2 + at] = (char)odd[i];
+                CHECK(!scan_text(text, bytes, 1, &scan));
+            }
+            for (size_t i = 0; i < sizeof even; i++) {
+                text[2 + at] = (char)even[i];
+                CHECK(scan_text(text, bytes, 1, &scan));
+            }
+            text[2 + at] = kept;
+        }
+    }
+}
+
+static int64_t number(const char *name)
+{
+    static const char *const words[] = {"blk", "h"};
+    size_t bytes = strlen(name);
+    xd_scan_entry entry = {.name_bytes = (uint32_t)bytes};
+    char *copy = malloc(bytes ? bytes : 1);
+    CHECK(copy);
+    memcpy(copy, name, bytes);
+    int64_t out = -2;
+    xd_scan_numbers(copy, &entry, 1, words, 2, &out);
+    free(copy);
+    return out;
+}
+
+static void numbers(void)
+{
+    CHECK_EQ(number("blk.3.w"), 3);
+    CHECK_EQ(number("a.h.007"), 7);
+    CHECK_EQ(number("h.blk.1.h.2"), 1);
+    CHECK_EQ(number("blk.999999999.w"), 999999999);
+    CHECK_EQ(number("blk.1000000000.h.4"), 4);
+    static const char *const none[] = {"", ".", "blk", "blk.", "blk..3", "xblk.3", "blk.3x", "blkx.3", "3.blk", "b.3"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        CHECK_EQ(number(none[i]), -1);
+}
+
 static uint64_t rng = 1;
 
 static uint64_t draw(uint64_t below)
@@ -184,6 +240,8 @@ int main(void)
     other_text();
     gguf();
     strings();
+    lengths();
+    numbers();
     changed();
     return 0;
 }

@@ -66,6 +66,7 @@ def seeds() -> Iterator[bytes]:
     tensors = [("blk.0.w", 2, [32, 2], bytes(36)), ("b", 0, [3], bytes(12)), ("s", 1, [], bytes(2))]
     yield b"\0" + mf.packed_gguf(tensors, keys)
     yield b"\0" + mf.packed_gguf(tensors, keys, alignment=64)
+    yield b"\xff" + mf.packed([("h.layers.12.blk.3.w", "U8", (1,), b"a"), ("blk.\u0663.w", "U8", (1,), b"b")])
 
 
 # ---- our own engine --------------------------------------------------------------------------------------------------

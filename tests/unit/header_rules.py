@@ -53,6 +53,10 @@ def check(path: str, form: str) -> Header | str:
         assert judged == scanned
         return judged
     assert judged.tensors == scanned.tensors and judged.notes == scanned.notes
+    for column in ("offset", "nbytes", "rows"):
+        assert getattr(judged.tensors, column).tolist() == getattr(scanned.tensors, column).tolist(), column
+    words = ("blk", "layers")
+    assert judged.tensors.numbers(words).tolist() == scanned.tensors.numbers(words).tolist()
     assert list(judged.metadata) == list(scanned.metadata)
     for header in (judged, scanned):
         check_whole(header, os.stat(path).st_size)
