@@ -11,30 +11,20 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyxdev.errors import InvalidArgument
-from pyxdev.loader.header import Tensor, shown
+from pyxdev.loader.header import Column, Tensors, number_after, shown
 
 # "blk.3.attn_q.weight", "model.layers.3.mlp.up_proj.weight", "transformer.h.3.ln_1.weight", "encoder.layer.3.x.bias"
-_LAYER = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks?)\.(\d{1,9})(?:\.|$)")
+_LAYER = ("blk", "layer", "layers", "h", "block", "blocks")
 # What comes after the last layer, outside of all layers.
 _AFTER = re.compile(
     r"(?:^|\.)(?:output|output_norm|lm_head|embed_out|norm|norm_f|ln_f|final_norm|final_layer_?norm|classifier|score|"
     r"pooler|cls)(?:\.|$)"
 )
-
-
-class Part(NamedTuple):
-    """What one device gets of a tensor: `nbytes` from `offset` on, which are rows begin to end of its first dimension.
-    A part that is all of the tensor has rows 0 to -1."""
-
-    tensor: int
-    device: int
-    offset: int
-    nbytes: int
-    begin: int
-    end: int
 
 
 def shares(devices: int, tensor_split: Sequence[float] | None, called: str = "tensor_split") -> list[Fraction]:
@@ -60,8 +50,8 @@ def shares(devices: int, tensor_split: Sequence[float] | None, called: str = "te
 
 def layer_of(name: str) -> int | None:
     """The number of the layer that a tensor belongs to, read off its name; None outside of the layers."""
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
+    number = number_after(name, _LAYER)
+    return None if number < 0 else number
 
 
 def runs(count: int, ends: Sequence[Fraction]) -> list[int]:
@@ -71,7 +61,7 @@ def runs(count: int, ends: Sequence[Fraction]) -> list[int]:
     return [bisect_right(limits, layer) for layer in range(count)]
 
 
-def by_layers(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[float] | None = None) -> list[int]:
+def by_layers(tensors: Tensors, devices: int, tensor_split: Sequence[float] | None = None) -> Column:
     """A device for each tensor: layers stay whole and in order, so each device gets a run of them in proportion.
 
     What is outside of the layers goes to the first device with a share (embeddings and the like) or, by its name, to
@@ -79,20 +69,22 @@ def by_layers(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[fl
     """
     ends = shares(devices, tensor_split)
     if devices == 1:
-        return [0] * len(tensors)
-    layers = [layer_of(tensor.name) for tensor in tensors]
-    numbers = sorted({layer for layer in layers if layer is not None})
-    if not numbers:
-        return _by_bytes(tensors, ends)
-    device = dict(zip(numbers, runs(len(numbers), ends), strict=True))
-    first, last = device[numbers[0]], device[numbers[-1]]
-    return [
-        (last if _AFTER.search(tensor.name) else first) if layer is None else device[layer]
-        for tensor, layer in zip(tensors, layers, strict=True)
-    ]
+        return np.zeros(len(tensors), np.int64)
+    layers = tensors.numbers(_LAYER)
+    inside = layers >= 0
+    if not inside.any():
+        return _by_bytes(tensors.nbytes, ends)
+    numbers = np.unique(layers[inside])
+    device = np.array(runs(len(numbers), ends), np.int64)
+    placed = np.full(len(tensors), device[0])
+    placed[inside] = device[np.searchsorted(numbers, layers[inside])]
+    for number in np.flatnonzero(~inside).tolist():
+        if _AFTER.search(tensors[number].name):
+            placed[number] = device[-1]
+    return placed
 
 
-def by_function(tensors: Sequence[Tensor], devices: Sequence[int], place: Callable[[str], int]) -> list[int]:
+def by_function(tensors: Tensors, devices: Sequence[int], place: Callable[[str], int]) -> Column:
     """A device for each tensor by the caller's function of its name, which returns one of `devices`."""
     index = {device: number for number, device in enumerate(devices)}
     placed = []
@@ -103,36 +95,46 @@ def by_function(tensors: Sequence[Tensor], devices: Sequence[int], place: Callab
                 f"place({shown(tensor.name)!r}) returned {device!r}; one of the devices {list(devices)} is allowed"
             )
         placed.append(index[device])
-    return placed
+    return np.array(placed, np.int64)
 
 
-def by_rows(tensors: Sequence[Tensor], devices: int, tensor_split: Sequence[float] | None = None) -> list[Part]:
-    """Parts of every matrix: each device gets a run of its rows (its first dimension) in proportion, so blocks, which
-    lie along the last dimension, stay whole. Vectors and scalars go to the first device with a share, as does what has
-    no rows of whole bytes."""
+def by_rows(tensors: Tensors, devices: int, tensor_split: Sequence[float] | None = None) -> NDArray[np.int64]:
+    """Parts of every matrix, as six rows of an array: the tensor, the device, the offset in the tensor, bytes, and the
+    first and the last but one of its rows, 0 and -1 for a part that is all of the tensor.
+
+    Each device gets a run of the rows (the first dimension) in proportion, so blocks, which lie along the last
+    dimension, stay whole. Vectors and scalars go to the first device with a share, as does what has no rows of whole
+    bytes.
+    """
     ends = shares(devices, tensor_split)
+    rows, nbytes, count = tensors.rows, tensors.nbytes, len(tensors)
+    split = (nbytes > 0) & (rows > 0) & (nbytes % np.maximum(rows, 1) == 0)
+    width = np.where(split, nbytes // np.maximum(rows, 1), 0)
+    # A device's run of rows ends at the nearest row to the end of its share. Whole tensors have one part: all bytes.
+    extents = np.where(split, rows, 0)
+    different = np.unique(extents)
+    end = np.array([_nearest(different.tolist(), share) for share in ends], np.int64)
+    end = end[:, np.searchsorted(different, extents)]
+    begin = np.concatenate([np.zeros((1, count), np.int64), end[:-1]])
+    parts = np.empty((6, devices, count), np.int64)
+    parts[0], parts[1] = np.arange(count), np.arange(devices)[:, None]
+    parts[2:] = begin * width, (end - begin) * width, begin, end
+    kept = end > begin
     first = bisect_right(ends, 0)
-    parts = []
-    for number, tensor in enumerate(tensors):
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 0
-        if not tensor.nbytes or not rows or tensor.nbytes % rows:
-            parts.append(Part(number, first, 0, tensor.nbytes, 0, -1))
-            continue
-        row, begin = tensor.nbytes // rows, 0
-        for device, share in enumerate(ends):
-            end = math.floor(rows * share + Fraction(1, 2))
-            if end > begin:
-                parts.append(Part(number, device, begin * row, (end - begin) * row, begin, end))
-            begin = end
-    return parts
+    kept[first] |= ~split
+    parts[3, first, ~split], parts[5, first, ~split] = nbytes[~split], -1
+    return parts.transpose(0, 2, 1)[:, kept.T]
 
 
-def _by_bytes(tensors: Sequence[Tensor], ends: list[Fraction]) -> list[int]:
+def _nearest(counts: list[int], share: Fraction) -> list[int]:
+    """That share of each count, rounded to a whole number, halves up."""
+    numerator, denominator = share.numerator, share.denominator
+    return [(2 * count * numerator + denominator) // (2 * denominator) for count in counts]
+
+
+def _by_bytes(nbytes: Column, ends: list[Fraction]) -> Column:
     """Each tensor goes where its start lies on the line of all bytes."""
-    total = sum(tensor.nbytes for tensor in tensors) or 1
-    last = bisect_left(ends, 1)
-    placed, reached = [], 0
-    for tensor in tensors:
-        placed.append(min(bisect_right(ends, Fraction(reached, total)), last))
-        reached += tensor.nbytes
-    return placed
+    total = int(nbytes.sum()) or 1
+    limits = [math.ceil(end * total) for end in ends]
+    placed = np.searchsorted(limits, np.cumsum(nbytes) - nbytes, side="right")
+    return np.minimum(placed, bisect_left(ends, 1))

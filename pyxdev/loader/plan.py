@@ -71,16 +71,15 @@ class Plan:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows for a Reader, one for each part that has bytes, and the tensor of each row. addresses: of each device's
         memory; direct_fds: one a file, -1 where it is not open for direct I/O."""
-        parts, tensors = self.parts, self.model.tensors
+        parts = self.parts
         kept = np.flatnonzero(parts.nbytes)
         tensor, device = parts.tensor[kept], parts.device[kept]
-        file = np.array(self.model.file_of, np.int64)[tensor]
-        offsets = np.fromiter((one.offset for one in tensors), np.int64, len(tensors))
+        file = self.model.file_of[tensor]
         rows = np.empty((len(kept), 6), np.int64)
         rows[:, 0] = np.array([one.fd for one in self.model.files], np.int64)[file]
         rows[:, 1] = np.array(direct_fds, np.int64)[file]
         rows[:, 2] = np.array(self.devices, np.int64)[device]
-        rows[:, 3] = offsets[tensor] + parts.offset[kept]
+        rows[:, 3] = self.model.tensors.offset[tensor] + parts.offset[kept]
         rows[:, 4] = parts.nbytes[kept]
         rows[:, 5] = np.array(addresses, np.int64)[device] + parts.at[kept]
         return rows, tensor
@@ -187,17 +186,17 @@ def _place(
     if place is not None and (tensor_split is not None or split_mode != "layer"):
         raise InvalidArgument("place decides alone; tensor_split and split_mode cannot be given with it")
     if split_mode == "row":
-        return np.array(by_rows(tensors, count, tensor_split), np.int64).reshape(-1, 6).T
+        return by_rows(tensors, count, tensor_split)
     if place is not None:
         chosen = by_function(tensors, devices, place)
     elif split_mode == "none":
         shares(count, tensor_split)
-        chosen = [0] * len(tensors)
+        chosen = np.zeros(len(tensors), np.int64)
     else:
         chosen = by_layers(tensors, count, tensor_split)
     whole = np.zeros((6, len(tensors)), np.int64)
     whole[0] = np.arange(len(tensors))
     whole[1] = chosen
-    whole[3] = np.fromiter((tensor.nbytes for tensor in tensors), np.int64, len(tensors))
+    whole[3] = tensors.nbytes
     whole[5] = -1
     return whole

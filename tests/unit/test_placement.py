@@ -1,8 +1,10 @@
-"""Placement by layers, by function and by bytes."""
+"""Placement by layers, by rows, by function and by bytes."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyxdev.errors import InvalidArgument
-from pyxdev.loader.header import Tensor
-from pyxdev.loader.placement import by_function, by_layers, layer_of
+from pyxdev.loader import placement
+from pyxdev.loader.header import Tensor, Tensors
+from pyxdev.loader.placement import by_function, layer_of, shares
 
 
 def tensor(name: str, nbytes: int = 4) -> Tensor:
     return Tensor(name, "F32", (nbytes // 4,), 0, nbytes)
+
+
+def by_layers(tensors: list[Tensor], devices: int, split: Any = None) -> list[int]:
+    return placement.by_layers(Tensors.listed(tensors), devices, split).tolist()
 
 
 def llama(layers: int) -> list[Tensor]:
@@ -51,6 +58,10 @@ def layer_devices(tensors: list[Tensor], placed: list[int]) -> list[int]:
         ("player.3.x", None),
         ("blk.x.y", None),
         ("layers.99999999999999999999.x", None),
+        ("h.layers.2", 2),
+        ("h.2x.layer.0.blk.1", 0),
+        ("blk.\u0663.w", None),
+        ("blk..3", None),
     ],
 )
 def test_layer_of(name: str, layer: int | None) -> None:
@@ -140,9 +151,40 @@ def test_no_devices() -> None:
 
 
 def test_by_function() -> None:
-    tensors = [tensor("a"), tensor("b")]
-    assert by_function(tensors, [3, 1], {"a": 1, "b": 3}.__getitem__) == [1, 0]
+    tensors = Tensors.listed([tensor("a"), tensor("b")])
+    assert by_function(tensors, [3, 1], {"a": 1, "b": 3}.__getitem__).tolist() == [1, 0]
     wrong: Any
     for wrong in (0, 2, "1", None):
         with pytest.raises(InvalidArgument, match=r"a.*one of the devices \[3, 1\]"):
             by_function(tensors, [3, 1], dict.fromkeys("ab", wrong).__getitem__)
+
+
+def rows_of(tensors: list[Tensor], split: list[float]) -> list[list[int]]:
+    """What by_rows must give, one tensor after the other."""
+    ends, parts = shares(len(split), split), []
+    for number, one in enumerate(tensors):
+        rows = one.shape[0] if len(one.shape) > 1 else 0
+        if not one.nbytes or not rows or one.nbytes % rows:
+            parts.append([number, bisect_right(ends, 0), 0, one.nbytes, 0, -1])
+            continue
+        width, begin = one.nbytes // rows, 0
+        for device, share in enumerate(ends):
+            end = math.floor(rows * share + Fraction(1, 2))
+            if end > begin:
+                parts.append([number, device, begin * width, (end - begin) * width, begin, end])
+            begin = end
+    return parts
+
+
+SHAPES = st.lists(st.integers(0, 9) | st.integers(2**60, 2**62), max_size=3)
+
+
+@given(
+    st.lists(st.tuples(SHAPES, st.integers(0, 100) | st.integers(2**61, 2**62)), max_size=20),
+    st.lists(st.integers(0, 3) | st.floats(0, 1), min_size=1, max_size=6).filter(any),
+)
+def test_rows(shapes: list[tuple[list[int], int]], split: list[float]) -> None:
+    tensors = [Tensor(f"t{n}", "F4", tuple(shape), 0, nbytes) for n, (shape, nbytes) in enumerate(shapes)]
+    tensors.append(Tensor("matrix", "F4", (2**61, 2), 0, 2**61))
+    parts = placement.by_rows(Tensors.listed(tensors), len(split), split)
+    assert parts.T.tolist() == rows_of(tensors, split)

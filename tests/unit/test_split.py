@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pyxdev
 from pyxdev import Executor, split
 from pyxdev.errors import InvalidArgument
-from pyxdev.loader.header import Tensor
+from pyxdev.loader.header import Tensor, Tensors
 from pyxdev.loader.placement import by_layers
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -45,7 +45,7 @@ def test_the_rule_is_the_loaders(count: int, proportions: list[float]) -> None:
     if not any(proportions):
         return
     tensors = [Tensor(f"blk.{n}.attn.weight", "float32", (4,), 16 * n, 16) for n in range(count)]
-    wanted = by_layers(tensors, len(proportions), proportions)
+    wanted = by_layers(Tensors.listed(tensors), len(proportions), proportions).tolist()
     stages = split(layers(count), range(len(proportions)), proportions)
     assert [stage.device for stage in stages for _ in stage.fn.layers] == wanted  # type: ignore[attr-defined]
 
