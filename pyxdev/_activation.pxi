@@ -12,9 +12,14 @@ def flatten(x, is_array, list arrays not None, list plain not None):
 
 
 cdef object take_apart(x, is_array, list arrays, list plain):
-    """is_array: None stands for Array alone."""
+    """is_array: a class, or a function; None stands for Array."""
     kind = type(x)
-    if isinstance(x, Array) if is_array is None else is_array(x):
+    cdef bint array
+    if is_array is None:
+        array = isinstance(x, Array)
+    else:
+        array = isinstance(x, is_array) if isinstance(is_array, type) else is_array(x)
+    if array:
         arrays.append(x)
         return ARRAY
     if kind is tuple or kind is list:

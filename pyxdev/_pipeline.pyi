@@ -255,3 +255,37 @@ class Call:
     ) -> Activation:
         """Calls it when the simulated stream gets there, unless batch.stopped. cost: seconds of the compute engine.
         failed: takes what it returned, if not 0, or the exception that kept it from being called."""
+
+class Views:
+    """The tensors that a layout makes of a slot's memory. uses: how many things used that memory then."""
+
+    def __init__(self, memory: Any, tensors: list[Any], uses: int) -> None: ...
+    @property
+    def memory(self) -> Any: ...
+    @property
+    def tensors(self) -> list[Any]: ...
+    @property
+    def uses(self) -> int: ...
+
+class TorchStage:
+    """What the torch adapter does for every microbatch. A subclass has describe(tensor), open_stream(stage) and
+    watched(stage, x), which calls a stage that has sync_check."""
+
+    def __init__(self, torch: Any, layouts: Any) -> None: ...
+    def call(self, stage: Any, views: Views, incoming: Value) -> Activation:
+        """Calls the stage's function on aliases of the views, with its stream and device current, and takes its outputs
+        over. Raises what the function raises, InvalidArgument for outputs that cannot be sent."""
+    def enter(self, stage: Any) -> Any:
+        """Makes the stage's stream and device torch's current ones; leave() takes what it returns."""
+    def leave(self, before: Any) -> None: ...
+    def own(self, stage: Any, arrays: list[Any], n: int) -> Spec:
+        """Makes output n a dense tensor that only we refer to."""
+    def spec_of(self, tensor: Any) -> Spec: ...
+    def device_of(self, tensor: Any) -> int:
+        """Its ordinal, or HOST. Raises InvalidArgument for a tensor elsewhere."""
+    def current_handle(self, device: int) -> int:
+        """Of torch's current stream there."""
+    def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
+        """A dense tensor's copy, made by the current stream of its device, as which it is given. clone() is slower."""
+    def users(self, tensor: Any) -> int:
+        """How many tensors share the memory. 0 where this torch cannot tell."""

@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from collections import deque, namedtuple
 
 from pyxdev._native cimport Array, Buffer, Event, Lease, Link, Runtime, Stream
-from pyxdev.xdev cimport xd_function, xd_kernel, xd_range
+from pyxdev.xdev cimport XD_HOST, xd_function, xd_kernel, xd_range
 
 from pyxdev import errors
 
@@ -533,3 +533,8 @@ cdef int tell(Later later, what) noexcept:
 
 cdef void drop_later(void *arg) noexcept with gil:
     Py_DECREF(<object>arg)
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+include "_torch.pxi"

@@ -44,14 +44,11 @@ class Adapter(Protocol):
     def spec(self, leaf: Any) -> Spec:
         """Shape, dtype and size of an array. Raises InvalidArgument for one that cannot go to a device."""
 
-    def device(self, leaf: Any) -> int:
-        """The ordinal of the device where an array lies, or HOST."""
-
     def write(self, leaf: Any, memory: Any) -> None:
         """Writes a host array to memory, uint8 of the array's size."""
 
-    def source(self, runtime: Runtime, leaf: Any) -> Source:
-        """An array on a device, as a copy takes it."""
+    def source(self, runtime: Runtime, leaf: Any) -> Source | None:
+        """An array on a device, as a copy takes it; None for one on the host."""
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage's function on the stage's stream; its input is in the slot. Raises Stopped after it has told

@@ -51,12 +51,15 @@ class ArrayAdapter:
         leaf = _on_host(leaf)
         np.copyto(memory.view(leaf.dtype).reshape(leaf.shape), leaf)
 
-    def source(self, runtime: Runtime, leaf: Any) -> Source:
+    def source(self, runtime: Runtime, leaf: Any) -> Source | None:
+        device = self.device(leaf)
+        if device == HOST:
+            return None
         if isinstance(leaf, Array):
             if leaf.runtime is not runtime:
                 raise InvalidArgument(f"{leaf!r} belongs to another runtime")
-            return Source(leaf.device, leaf.address, leaf.ready, leaf, None)
-        device, found = device_of(leaf), describe(leaf)
+            return Source(device, leaf.address, leaf.ready, leaf, None)
+        found = describe(leaf)
         return Source(device, found.address, None, leaf, self._streams.of(runtime, device, found.stream))
 
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:

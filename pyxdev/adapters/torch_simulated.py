@@ -7,8 +7,6 @@ pipeline where there is no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.dlpack import from_dlpack
@@ -34,32 +32,34 @@ class SimulatedTorchAdapter(TorchAdapter):
         self._turn = 0
         self._results: Stream | None = None
 
-    def device(self, leaf: Any) -> int:
-        return super().device(leaf) if self._inside is None else self._inside.device
+    def device_of(self, tensor: Any) -> int:
+        return super().device_of(tensor) if self._inside is None else self._inside.device
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         self._turn = batch.turn
         return super().run(stage, batch, slot, incoming)
 
-    @contextmanager
-    def _current(self, stage: BoundStage) -> Iterator[None]:
+    def enter(self, stage: BoundStage) -> BoundStage | None:
         stage.stream.synchronize()
         self._inside, outer = stage, self._inside
-        try:
-            yield
-        finally:
-            self._inside = outer
+        return outer
 
-    def _watching(self, mode: str) -> AbstractContextManager[None]:
-        return nullcontext()  # there is nothing that the host could wait for
+    def leave(self, before: BoundStage | None) -> None:
+        self._inside = before
 
-    def _own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
+    def watched(self, stage: BoundStage, x: Any) -> Any:
+        return stage.fn(x)  # there is nothing that the host could wait for
+
+    def own(self, stage: BoundStage, arrays: list[Any], n: int) -> Spec:
         """Moves output n to memory of the device."""
-        spec = super()._own(stage, arrays, n)
+        spec = super().own(stage, arrays, n)
         block: Lease = stage.blocks.take(self._turn, spec.nbytes)
         memory = Array(stage.runtime, stage.device, block.item.address, (spec.nbytes,), "uint8", owner=block)
         arrays[n] = from_dlpack(memory).view(arrays[n].dtype).view(spec.shape).copy_(arrays[n])
         return spec
+
+    def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
+        return tensor.clone()  # to host memory, which is none of the simulated device's
 
     def _their_stream(self, runtime: Runtime, device: int) -> Stream:
         if self._results is None:

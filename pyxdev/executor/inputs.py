@@ -144,24 +144,30 @@ class Inputs:
         if type(source.value) is not Gathered:
             link = self._links.between(source.device, self._stage.device)
             deliver(link, source, slot, self._last.outputs, batch.turn)
-        elif len(source.keep) == 1 and not source.value.plain and self._is_away(source.keep[0]):
-            self._copy(batch.turn, source.keep[0], slot, 0, source.layout.specs[0].nbytes, slot.arrived)
+        elif len(source.keep) == 1 and not source.value.plain and (single := self._source(source.keep[0])):
+            self._copy(batch.turn, source.keep[0], single, slot, 0, source.layout.specs[0].nbytes, slot.arrived)
         else:
             self._gather(batch.turn, source, slot)
         return slot
 
-    def _is_away(self, leaf: Any) -> bool:
-        return type(leaf) is Piece or self._adapter.device(leaf) != HOST
+    def _source(self, leaf: Any) -> Source | None:
+        """None for an array on the host."""
+        if type(leaf) is not Piece:
+            return self._adapter.source(self._runtime, leaf)
+        output = leaf.activation
+        address = output.address(output.layout.offsets[leaf.position])
+        return Source(output.device, address, output.ready, output.keep, None)
 
     def _gather(self, turn: int, source: Activation, slot: Slot) -> None:
         """Arrays and plain values from anywhere. The upload stream waits for all of them and records `arrived`."""
         host = []
         for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
-            if self._is_away(leaf):
-                self._copy(turn, leaf, slot, offset, spec.nbytes, self._joined)
-                self.stream.wait(self._joined)
-            else:
+            away = self._source(leaf)
+            if away is None:
                 host.append((leaf, offset, spec.nbytes))
+            else:
+                self._copy(turn, leaf, away, slot, offset, spec.nbytes, self._joined)
+                self.stream.wait(self._joined)
         for leaf in source.value.plain:
             if type(leaf) is Later:
                 self.stream.wait(leaf.ready)
@@ -171,15 +177,13 @@ class Inputs:
             self._upload(turn, slot, host, ranges)
         slot.arrived.record(self.stream)
 
-    def _copy(self, turn: int, leaf: Any, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
+    def _copy(self, turn: int, leaf: Any, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
         """One array that lies on a device."""
         if type(leaf) is Piece:
-            source = self._piece(leaf)
             released = self._last.outputs.reader()
             self._queue(source, slot, offset, nbytes, released, arrived)
             self._last.outputs.hold(released, source.keep, turn)
             return
-        source = self._adapter.source(self._runtime, leaf)
         if source.stream is None:
             self._queue(source, slot, offset, nbytes, None, arrived)
         else:
@@ -214,11 +218,6 @@ class Inputs:
             slot.address + offset, source.address, nbytes,
             source_ready=source.ready, dest_free=slot.free, released=released, arrived=arrived,
         )  # fmt: skip
-
-    def _piece(self, leaf: Piece) -> Source:
-        output = leaf.activation
-        address = output.address(output.layout.offsets[leaf.position])
-        return Source(output.device, address, output.ready, output.keep, None)
 
     def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:
         pinned = self._pinned_memory(turn, max(offset + nbytes for offset, nbytes in ranges))

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from pyxdev import Array  # noqa: E402
 from pyxdev.adapters import torch_simulated  # noqa: E402
-from pyxdev.adapters.activation import flatten  # noqa: E402
+from pyxdev.adapters.activation import build, flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
 from pyxdev.errors import InvalidArgument, StageError  # noqa: E402
 from pyxdev.executor import Executor, Stage  # noqa: E402
@@ -41,17 +41,11 @@ class Capturable(torch_simulated.SimulatedTorchAdapter):
         finally:
             self.captures = False
 
-    @contextmanager
-    def _current(self, stage: Any) -> Iterator[None]:
+    def enter(self, stage: Any) -> Any:
         if not self.captures:
-            with super()._current(stage):
-                yield
-            return
+            return super().enter(stage)
         self._inside, outer = stage, self._inside
-        try:
-            yield
-        finally:
-            self._inside = outer
+        return outer
 
     def queue(self, stage: Any, turn: int, slot: Any, incoming: Any) -> Any:
         self._turn = turn
@@ -64,7 +58,9 @@ class Capturable(torch_simulated.SimulatedTorchAdapter):
 
         def again() -> None:
             arrays: list[Any] = []
-            flatten(self._call(stage, views, incoming), self._is_tensor, arrays, [])
+            inputs = [view.detach() for view in views.tensors]
+            x = build(incoming.layout.structure, iter(inputs), iter(incoming.values()))
+            flatten(stage.fn(x), torch.is_tensor, arrays, [])
             for target, array in zip(targets, arrays, strict=True):
                 target.copy_(array)
 
@@ -78,7 +74,7 @@ def clones(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Addresses of outputs that were copied because others might refer to their memory."""
     monkeypatch.setattr(torch_simulated, "SimulatedTorchAdapter", Capturable)
     found: list[int] = []
-    own = TorchAdapter._own
+    own = TorchAdapter.own
 
     def noted(self: TorchAdapter, stage: Any, arrays: list[Any], n: int) -> Any:
         before = arrays[n].data_ptr()
@@ -87,7 +83,7 @@ def clones(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(before)
         return spec
 
-    monkeypatch.setattr(TorchAdapter, "_own", noted)
+    monkeypatch.setattr(TorchAdapter, "own", noted)
     return found
 
 
@@ -360,7 +356,7 @@ def test_sync_check_is_torchs_mode_around_the_call(monkeypatch: pytest.MonkeyPat
     modes = ["default"]
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    monkeypatch.setattr(Capturable, "_watching", TorchAdapter._watching)
+    monkeypatch.setattr(Capturable, "watched", TorchAdapter.watched)
     seen: list[str] = []
 
     def stage(x: Any) -> Any:

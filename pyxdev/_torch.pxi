@@ -1,0 +1,128 @@
+# What the torch adapter does for every microbatch. Nothing of torch is compiled in: it is calls of its methods.
+
+cdef class Views:
+    cdef readonly object memory
+    cdef readonly list tensors
+    cdef readonly Py_ssize_t uses
+
+    def __init__(self, memory, list tensors not None, Py_ssize_t uses):
+        self.memory, self.tensors, self.uses = memory, tensors, uses
+
+
+cdef class TorchStage:
+    cdef object tensor  # the class
+    cdef object empty_like
+    cdef object strided
+    cdef object count  # of a storage's users, or None
+    cdef object get_device, set_device, get_stream, set_stream, get_handle
+    cdef object layouts
+    cdef dict specs
+    cdef readonly tuple stream
+
+    def __init__(self, torch, layouts not None):
+        native = torch._C
+        self.tensor, self.strided, self.empty_like = torch.Tensor, torch.strided, torch.empty_like
+        self.layouts, self.specs = layouts, {}
+        self.count = getattr(native, "_storage_Use_Count", None)
+        # What torch.cuda.current_stream() and set_stream() call: the objects that they make beside it take longer.
+        self.get_device = getattr(native, "_cuda_getDevice", None)
+        self.set_device = getattr(native, "_cuda_setDevice", None)
+        self.get_stream = getattr(native, "_cuda_getCurrentStream", None)
+        self.set_stream = getattr(native, "_cuda_setStream", None)
+        self.get_handle = getattr(native, "_cuda_getCurrentRawStream", None)
+
+    cpdef enter(self, stage):
+        if self.stream is None:
+            self.stream = self.open_stream(stage)
+        before = self.get_device(), self.get_stream(self.stream[1])
+        self.set_stream(*self.stream)  # and its device
+        return before
+
+    cpdef leave(self, before):
+        device, stream = <tuple>before
+        self.set_stream(*<tuple>stream)
+        if device != self.stream[1]:
+            self.set_device(device)
+
+    cpdef int device_of(self, tensor) except -2:
+        if tensor.is_cuda:
+            return tensor.get_device()
+        if tensor.device.type != "cpu":
+            raise errors.InvalidArgument(f"a tensor on {tensor.device} cannot be sent; cpu and cuda are allowed")
+        return XD_HOST
+
+    def current_handle(self, int device):
+        return self.get_handle(device)
+
+    cpdef spec_of(self, tensor):
+        key = tensor.shape, tensor.dtype
+        spec = self.specs.get(key)
+        if spec is None:
+            spec = self.specs[key] = self.describe(tensor)
+        if tensor.layout is not self.strided or tensor.is_quantized:
+            raise errors.InvalidArgument(f"a tensor of layout {tensor.layout} cannot be sent; strided ones can")
+        return spec
+
+    cpdef Py_ssize_t users(self, tensor):
+        return self.count(tensor.untyped_storage()._cdata) - 1 if self.count is not None else 0
+
+    def call(self, stage, Views views not None, Value incoming not None):
+        cdef list arrays = [], plain = [], specs = [], spans = []
+        cdef Py_ssize_t n
+        cdef Layout layout
+        cdef Value value
+        before = self.enter(stage)
+        try:
+            # Nothing in this function may refer to the outputs when own() counts who does.
+            structure = take_apart(self.result_of(stage, views, incoming), self.tensor, arrays, plain)
+            for n in range(len(arrays)):
+                specs.append(self.own(stage, arrays, n))
+        finally:
+            self.leave(before)
+        if views.uses != self.users(views.memory):
+            raise errors.InvalidArgument(
+                "kept a tensor of its input, whose memory serves the next ones; keep a clone()"
+            )
+        layout = self.layouts.of(structure, tuple(specs))
+        for n in range(len(arrays)):
+            nbytes = specs[n].nbytes
+            if nbytes:
+                spans.append((layout.offsets[n], arrays[n].data_ptr(), nbytes))
+        value = Value.__new__(Value)
+        value.layout, value.plain, value.guess = layout, plain, plain
+        return activation(stage.device, value, spans, arrays)
+
+    cdef object result_of(self, stage, Views views, Value incoming):
+        # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.
+        if incoming.layout.structure is ARRAY:
+            x = views.tensors[0].detach()
+        else:
+            inputs = [view.detach() for view in views.tensors]
+            x = build(incoming.layout.structure, iter(inputs), iter(incoming.values()))
+            del inputs
+        if stage.sync_check is None:
+            return stage.fn(x)
+        return self.watched(stage, x)
+
+    cpdef own(self, stage, list arrays, Py_ssize_t n):
+        tensor = arrays[n].detach()
+        if tensor.is_complex():
+            tensor = tensor.resolve_conj().resolve_neg()
+        arrays[n] = None
+        spec = self.spec_of(tensor)
+        if self.device_of(tensor) != stage.device:
+            raise errors.InvalidArgument(
+                f"returned a tensor on {tensor.device}; its own device, number {stage.device}, is allowed"
+            )
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        elif self.users(tensor) != 1:
+            tensor = tensor.clone()
+        arrays[n] = tensor
+        return spec
+
+    cpdef copy_of(self, tensor, uint64_t nbytes, Stream stream):
+        made = self.empty_like(tensor)
+        if nbytes:
+            stream.copy(made.data_ptr(), tensor.data_ptr(), nbytes, dst_device=stream.device, src_device=stream.device)
+        return made
