@@ -158,14 +158,20 @@ def capture(stage: nn.Module, x: torch.Tensor, stream: Any) -> tuple[Any, torch.
 class ByHand:
     """A compute stream for each stage, copy streams, a ring of slots, and events between them. With graphs, each stage
     is captured once for each slot; the copies into the first slots and out of the last outputs, which graphs need, run
-    on streams of their own too."""
+    on streams of their own too. copies: they are made without graphs, too, so that inputs and results are the caller's
+    own, as the executor's are."""
 
     path = "direct"
 
     def __init__(
-        self, stages: list[nn.Module], xs: list[torch.Tensor], ordinals: tuple[int, int], graphs: bool
+        self,
+        stages: list[nn.Module],
+        xs: list[torch.Tensor],
+        ordinals: tuple[int, int],
+        graphs: bool = False,
+        copies: bool = False,
     ) -> None:
-        self.stages, self.xs, self.graphs = stages, xs, graphs
+        self.stages, self.xs, self.graphs, self.copies = stages, xs, graphs, graphs or copies
         self.last = len(stages) - 1
         devices = [gpu(ordinal) for ordinal in ordinals]
         self.compute = [torch.cuda.Stream(device) for device in devices]
@@ -214,7 +220,7 @@ class ByHand:
         output of this slot, on the last device."""
         if again:
             x = self._copy(0, k, x, self.done[-1][k], self.away, self.taken[k])
-        elif self.graphs:
+        elif self.copies:
             x = self._copy(0, k, x, None, self.into[0], self.arrived[0][k])
         x = self._stage(0, k, x)
         for n in range(1, len(self.stages)):
@@ -224,7 +230,7 @@ class ByHand:
 
     def _take(self, k: int, y: torch.Tensor) -> torch.Tensor:
         """A copy that the caller may keep: a graph writes to the same place again."""
-        if not self.graphs:
+        if not self.copies:
             return y
         self.away.wait_event(self.done[-1][k])
         with torch.cuda.stream(self.away):
@@ -321,7 +327,8 @@ class Blocks:
     def ways(self) -> Iterator[tuple[str, Callable[[], Way]]]:
         yield "one", lambda: Plain(self.both, self.xs, (0, 0))
         yield "naive", lambda: Plain(self.stages, self.xs, self.devices)
-        yield "events", lambda: ByHand(self.stages, self.xs, self.devices, graphs=False)
+        yield "events", lambda: ByHand(self.stages, self.xs, self.devices)
+        yield "events-copies", lambda: ByHand(self.stages, self.xs, self.devices, copies=True)
         yield "graphs", lambda: ByHand(self.stages, self.xs, self.devices, graphs=True)
         yield "ours", lambda: self._ours("direct")
         apart = len(set(self.devices)) > 1  # a copy within a device has no legs

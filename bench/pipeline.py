@@ -12,7 +12,8 @@ which every way has its turn. "stream" is many microbatches one after the other,
 what the submitting thread is busy with for each microbatch, waits at the bound of microbatches in flight left out.
 
 Ways in torch: one (both stages on device 0), naive (.to() between devices, no synchronisation), events (streams and
-events by hand), graphs (the same with a CUDA graph for each stage and slot), gpipe (torch.distributed.pipelining's
+events by hand; inputs are read and results lie where they lie), events-copies (the same with inputs and results of the
+caller's own, as ours are), graphs (that with a CUDA graph for a stage and slot), gpipe (torch.distributed.pipelining's
 ScheduleGPipe, two processes and NCCL), ours, and what of it there is staged and with graphs. Of bare kernels: one, hand
 (streams, events and links by hand), ours, ours-deep (all microbatches in flight at once).
 """

@@ -25,6 +25,7 @@ STYLES = {  # way: label, style
     "naive": ("naive placement", "C7--"),
     "gpipe": ("torch.distributed.pipelining", "C3--"),
     "events": ("events by hand", "C2--"),
+    "events-copies": ("the same, copying inputs and results", "C2:"),
     "hand": ("events by hand", "C2--"),
     "graphs": ("events and graphs by hand", "C4--"),
     "ours": ("pyxdev", "C0-o"),

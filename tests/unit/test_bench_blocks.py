@@ -88,7 +88,7 @@ def eager(monkeypatch):
 
 def test_a_case_of_blocks(eager):
     family = blocks.Blocks(Machine, SIZE, 6)
-    by_hand = ("one", "naive", "events", "graphs")
+    by_hand = ("one", "naive", "events", "events-copies", "graphs")
     case = pipeline.Case(family, 50, by_hand.__contains__, budget=0.0, seconds=0.0)
     case.check(6)
     limit = case.measure((1, 5, 9))
@@ -99,7 +99,7 @@ def test_a_case_of_blocks(eager):
     assert {row["way"] for row in rows if row["case"] == "pipeline"} == set(by_hand)
     # The CPU runs the same kernels every time.
     checks = [row for row in rows if row["case"] == "check"]
-    assert len(checks) == 4 * (1 + 3) and all(row["error"] == 0 for row in checks)
+    assert len(checks) == 5 * (1 + 3) and all(row["error"] == 0 for row in checks)
     assert limit.stages == [1e-3 / max(3, int(5e-3 / (1e-3 / 50)))] * 2
     graphs = {row["s"]: row for row in rows if row["case"] == "loop" and row["way"] == "graphs"}
     assert set(graphs) == {1, 2, 4} and graphs[1]["peer"] in ("naive", "events")
