@@ -138,9 +138,7 @@ class ByExecutor:
         xs, self._outputs = self.xs, []
         blocked, begin = self._blocked(), self._clock()
         self._outputs = list(self.executor.map(xs[i % len(xs)] for i in range(m)))
-        host = self._clock() - begin - (self._blocked() - blocked)
-        self._settle()
-        return Run(self._clock() - begin, host)
+        return self._done(begin, self._clock(), blocked)
 
     def stream(self, m: int) -> Run:
         self._outputs = []
@@ -157,14 +155,19 @@ class ByExecutor:
         for _ in range(steps - 1):
             for k in range(sequences):
                 tickets[k] = submit(tickets[k])
-        host = self._clock() - begin - (self._blocked() - blocked)
+        submitted = self._clock()
         self._outputs = [ticket.result() for ticket in tickets]
-        self._settle()
-        return Run(self._clock() - begin, host)
+        return self._done(begin, submitted, blocked)
 
     def eager(self) -> str:
         """Why a stage that was to run by graphs does not."""
         return next((stage.eager for stage in self.executor.plan().stages if stage.eager), "")
+
+    def _done(self, begin: float, submitted: float, blocked: float) -> Run:
+        """When all is there. What stats() takes is no part of it."""
+        self._settle()
+        end = self._clock()
+        return Run(end - begin, submitted - begin - (self._blocked() - blocked))
 
     def _blocked(self) -> float:
         return sum(self.executor.stats().blocked.values())
