@@ -91,20 +91,20 @@ def timed(loader: Any) -> dict[str, tuple[float, float]]:
 
         return wrapped
 
-    for name in ("open_model", "make_plan", "_read", "_open_reader", "_run"):
+    for name in ("open_model", "make_plan", "_allocate", "_read", "_run"):
         setattr(loader, name, wrap(name, getattr(loader, name)))
     return spent
 
 
 def phases(spent: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """Seconds of a load's steps. "ring" is page-locked memory and streams, "end" is closing them and the report."""
+    """Seconds of a load's steps. "memory" is the devices' and the ring's, "streams" are pieces too, "end" is closing
+    and the report."""
     length = {name: end - begin for name, (begin, end) in spent.items()}
     return {
         "headers": length["open_model"],
         "plan": length["make_plan"],
-        "device memory": spent["_read"][0] - spent["make_plan"][1],
-        "pieces": spent["_open_reader"][0] - spent["_read"][0],
-        "ring": length["_open_reader"],
+        "memory": length["_allocate"],
+        "streams": spent["_run"][0] - spent["_read"][0],
         "reads and uploads": length["_run"],
         "end": spent["_read"][1] - spent["_run"][1],
     }

@@ -88,6 +88,10 @@ int xd_stream_check_transfer(xd_transfer *transfer, xd_error *err);
 /* Enqueues a checked transfer, or a part of one. */
 int xd_stream_transfer(xd_stream *stream, const xd_transfer *transfer, xd_error *err);
 
+/* ---- ring.c ---- */
+
+const xd_runtime *xd_ring_runtime(const xd_ring *ring);
+
 /* ---- buffer.c ---- */
 
 /* Gives back the page-locked block that is kept; returns whether there was one. */

@@ -34,8 +34,8 @@ static int check_piece(const xd_runtime *runtime, const xd_piece *piece, size_t 
     return XD_OK;
 }
 
-/* Streams for the lanes with work, and a ring if there is any. */
-static int open_devices(xd_reader *reader, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+/* Streams for the lanes with work, and a ring if there is any and none was given. */
+static int open_devices(xd_reader *reader, xd_ring *given, unsigned tiles, uint64_t tile_bytes, xd_error *err)
 {
     int status = XD_OK, work = 0;
     for (int device = 0; device < reader->runtime->devices && !status; device++) {
@@ -46,7 +46,10 @@ static int open_devices(xd_reader *reader, unsigned tiles, uint64_t tile_bytes, 
         for (unsigned i = 0; i < reader->streams && !status; i++)
             status = xd_stream_open(&lane->streams[i], reader->runtime, device, err);
     }
-    return status || !work ? status : xd_ring_open(&reader->ring, reader->runtime, tiles, tile_bytes, err);
+    if (!status && given)
+        reader->ring = given;
+    return status || given || !work ? status
+                                    : xd_ring_open(&reader->ring, reader->runtime, tiles, tile_bytes, err);
 }
 
 static void close_devices(xd_reader *reader)
@@ -65,8 +68,12 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     if (status)
         return status;
     xd_reader_options chosen = options ? *options : (xd_reader_options){0};
-    unsigned tiles = chosen.tiles ? chosen.tiles : TILES;
-    uint64_t tile_bytes = chosen.tile_bytes ? chosen.tile_bytes : TILE_BYTES;
+    xd_ring *given = chosen.ring;
+    status = given ? xd_runtime_check_same(runtime, xd_ring_runtime(given), operation, err) : XD_OK;
+    if (status)
+        return status;
+    unsigned tiles = given ? xd_ring_tiles(given) : chosen.tiles ? chosen.tiles : TILES;
+    uint64_t tile_bytes = given ? xd_ring_tile_bytes(given) : chosen.tile_bytes ? chosen.tile_bytes : TILE_BYTES;
     if (tile_bytes > LARGEST_TILE)
         return xd_fail(err, XD_INVALID, 0, operation, "tiles of %" PRIu64 " bytes; at most %d are allowed", tile_bytes,
                        LARGEST_TILE);
@@ -95,7 +102,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     status = xd_work_open(&reader->work, runtime->devices, pieces, count, tile_bytes, err);
     if (status)
         goto free_reader;
-    status = open_devices(reader, tiles, tile_bytes, err);
+    status = open_devices(reader, given, tiles, tile_bytes, err);
     if (status)
         goto close_work;
     pthread_mutex_init(&reader->lock, NULL);

@@ -88,6 +88,11 @@ void xd_ring_close(xd_ring **at)
     *at = NULL;
 }
 
+const xd_runtime *xd_ring_runtime(const xd_ring *ring)
+{
+    return ring->runtime;
+}
+
 unsigned xd_ring_tiles(const xd_ring *ring)
 {
     return ring->count;

@@ -317,6 +317,7 @@ typedef struct xd_reader_options {
     int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
     int verify;           /* 1: keeps a checksum of every upload for xd_reader_verify */
+    xd_ring *ring;        /* instead of `tiles` and `tile_bytes`: one that the reader takes over if it opens; or NULL */
     const xd_io *calls;   /* NULL: the system's; must outlive the reader */
 } xd_reader_options;
 

@@ -294,6 +294,7 @@ class Reader:
         workers: int = 0,
         streams: int = 0,
         tile_bytes: int = 0,
+        ring: Ring | None = None,
         async_uploads: bool = True,
         io: str = "auto",
         verify: bool = False,
@@ -301,7 +302,8 @@ class Reader:
     ) -> None:
         """pieces: a C-contiguous int64 array, one row a piece: descriptor, direct descriptor or -1, device, offset,
         bytes, address. workers: threads of run(), each with its share of the tiles; at most 64, 0: 4. streams:
-        of a device, 1 to 16; the workers take turns. io: "auto" or "direct". verify: checksums are kept for verify().
+        of a device, 1 to 16; the workers take turns. ring: instead of `tiles` and `tile_bytes`, taken over: it is
+        closed here and with the reader. io: "auto" or "direct". verify: checksums are kept for verify().
         calls: address of an xd_io table, for tests."""
     def run(self) -> None:
         """Reads all pieces, on this thread and on threads that end before it returns; then every byte is on its device.

@@ -31,7 +31,8 @@ cdef class Reader:
     cdef object __weakref__
 
     def __init__(self, Runtime runtime not None, pieces, *, unsigned tiles=0, unsigned workers=0, unsigned streams=0,
-                 uint64_t tile_bytes=0, bint async_uploads=True, io="auto", bint verify=False, uintptr_t calls=0):
+                 uint64_t tile_bytes=0, Ring ring=None, bint async_uploads=True, io="auto", bint verify=False,
+                 uintptr_t calls=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
         cdef xd_reader *out = NULL
@@ -48,6 +49,7 @@ cdef class Reader:
         options.workers = workers
         options.streams = streams
         options.tile_bytes = tile_bytes
+        options.ring = NULL if ring is None else ring.alive()
         options.sync_uploads = not async_uploads
         options.io = IO_MODES[io]
         options.verify = verify
@@ -64,6 +66,8 @@ cdef class Reader:
         check(status, &err)
         self.ptr = out
         self.runtime = runtime
+        if ring is not None:
+            ring.ptr = NULL  # the reader's now
 
     cdef xd_reader *alive(self) except NULL:
         if self.ptr == NULL:

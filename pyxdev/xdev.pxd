@@ -184,6 +184,7 @@ cdef extern from "xdev.h" nogil:
         int sync_uploads
         int io
         int verify
+        xd_ring *ring
         const xd_io *calls
     int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces, size_t count,
                        const xd_reader_options *options, xd_error *err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -9,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from pyxdev import backends
-from pyxdev._native import Buffer, Reader, Runtime
+from pyxdev._native import Buffer, Reader, Ring, Runtime
 from pyxdev.errors import Cancelled, Error, FileRefused, InvalidArgument, OutOfMemory, ReadError
 from pyxdev.loader.files import open_model
 from pyxdev.loader.header import ModelFile, refused, shown
@@ -82,11 +83,9 @@ def load(
         settings = _settings(runtime, threads, async_uploads)
         plan = make_plan(model, runtime, devices, tensor_split=tensor_split, split_mode=split_mode, place=place)
         plan.check_memory()
-        buffers: list[Buffer] = []
-        for need in plan.needs:
-            buffers.append(runtime.buffer(need.device, need.nbytes, managed=True))
-            undo.callback(buffers[-1].close)
-        report = _read(plan, runtime, buffers, settings, direct_io, verify, progress, begin)
+        size = _size_ring(settings.threads_load, plan)
+        buffers, ring = _allocate(runtime, plan, size, undo)
+        report = _read(plan, runtime, buffers, ring, size, settings, direct_io, verify, progress, begin)
         weights = Weights(plan, runtime, buffers, report, owned)
         undo.pop_all()
         model.close()
@@ -106,28 +105,116 @@ def _settings(runtime: Runtime, threads: int | None, async_uploads: bool | None)
     )
 
 
+class _RingSize(NamedTuple):
+    threads: int
+    tiles: int
+    tile_bytes: int
+
+
+def _size_ring(asked: int, plan: Plan) -> _RingSize:
+    """As many threads as the settings say (-1: as many as help), never more than there are tiles to read; four tiles a
+    thread, fewer for many threads. No tiles if there is nothing to read."""
+    total = int(plan.parts.nbytes.sum())
+    if asked < 0:
+        asked = min(THREADS_A_DEVICE * len(plan.devices), MANY_THREADS, len(os.sched_getaffinity(0)) * 3 // 4)
+    threads = max(1, min(asked, MOST_THREADS, -(-total // TILE_BYTES)))
+    tile = min(TILE_BYTES, RING_BYTES // (FEW_TILES * threads) // _PAGE * _PAGE)
+    return _RingSize(threads, min(threads * min(MANY_TILES, RING_BYTES // tile // threads), -(-total // tile)), tile)
+
+
+def _allocate(runtime: Runtime, plan: Plan, size: _RingSize, undo: ExitStack) -> tuple[list[Buffer], Ring | None]:
+    """The memory of every device and the ring, all made at the same time: each takes milliseconds. `undo` closes it."""
+    tasks: list[Callable[[], Any]] = [
+        functools.partial(runtime.buffer, need.device, need.nbytes, managed=True) for need in plan.needs
+    ]
+    if size.tiles:
+        tasks.append(functools.partial(_open_ring, runtime, size))
+    made: list[Any] = [None] * len(tasks)
+
+    def close() -> None:
+        for one in made:
+            if one is not None:
+                one.close()
+
+    undo.callback(close)
+    _run_together(tasks, made)
+    return made[: len(plan.needs)], made[-1] if size.tiles else None
+
+
+def _open_ring(runtime: Runtime, size: _RingSize) -> Ring:
+    """With fewer tiles where page-locked memory is short."""
+    tiles = size.tiles
+    while True:
+        try:
+            return runtime.ring(tiles, size.tile_bytes)
+        except OutOfMemory as error:
+            if error.status != "NO_PINNED_MEMORY" or tiles == 1:
+                raise
+            log.warning("%s; trying with %d tiles", error, tiles // 2)
+            tiles //= 2
+
+
+def _run_together(tasks: Sequence[Callable[[], Any]], results: list[Any]) -> None:
+    """Calls all tasks, the first on this thread, each other on its own, and puts down what they return. Whatever
+    happens, none is running when this returns. Raises the error of the first that failed."""
+    failures: dict[int, Error | MemoryError] = {}
+    ended = threading.Semaphore(0)
+
+    def call(number: int) -> None:
+        try:
+            results[number] = tasks[number]()
+        except (Error, MemoryError) as error:
+            failures[number] = error
+        finally:
+            ended.release()
+
+    threads = [
+        threading.Thread(target=call, args=(number,), name="pyxdev-load", daemon=True)
+        for number in range(1, len(tasks))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        call(0)
+        for _ in tasks:
+            ended.acquire()  # which Ctrl-C may interrupt: a thread whose join was interrupted counts as ended
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    if failures:
+        raise failures[min(failures)]
+
+
 def _read(
     plan: Plan,
     runtime: Runtime,
     buffers: Sequence[Buffer],
+    ring: Ring | None,
+    size: _RingSize,
     settings: Settings,
     direct_io: str,
     verify: bool,
     progress: bool | Callback,
     begin: float,
 ) -> Report:
-    """Reads all parts into their places, with as many threads as the settings say."""
+    """Reads all parts into their places."""
     with ExitStack() as stack:
         direct_fds = [_open_direct(file, direct_io, stack) for file in plan.model.files]
         addresses = [buffer.address for buffer in buffers]
         pieces, tensor_of = plan.pieces(addresses, direct_fds)
-        total = int(pieces[:, 4].sum())
-        threads = _count_threads(settings.threads_load, len(plan.devices), total)
-        tile = min(TILE_BYTES, RING_BYTES // (FEW_TILES * threads) // _PAGE * _PAGE)
-        reader, tiles = _open_reader(
-            runtime, pieces, threads, tile, total, bool(settings.async_uploads), direct_io, verify
+        total = int(plan.parts.nbytes.sum())
+        tiles = ring.tiles if ring else 0
+        threads = min(size.threads, max(1, tiles))
+        reader = Reader(
+            runtime,
+            pieces,
+            workers=threads,
+            ring=ring,
+            async_uploads=bool(settings.async_uploads),
+            io="direct" if direct_io == "on" else "auto",
+            verify=verify,
         )
-        threads = min(threads, tiles)
         stack.callback(reader.close)
         callback: Callback | None = None
         if progress is True:
@@ -155,7 +242,7 @@ def _read(
             reading=reading,
             waiting=waiting,
             threads=threads,
-            pinned=tiles * tile if total else 0,
+            pinned=tiles * size.tile_bytes,
             async_uploads=bool(settings.async_uploads),
             devices=tuple(_device_report(reader, device, begin) for device in plan.devices),
         )
@@ -184,48 +271,6 @@ def _open_direct(file: ModelFile, direct_io: str, stack: ExitStack) -> int:
 
 def _log_refused(file: ModelFile, code: int) -> None:
     log.info("%s: direct I/O refused (%s), read through the page cache", shown(file.path, 4096), os.strerror(code))
-
-
-def _count_threads(asked: int, devices: int, total: int) -> int:
-    """-1: as many as help. Never more than there are tiles to read."""
-    if asked < 0:
-        asked = min(THREADS_A_DEVICE * devices, MANY_THREADS, len(os.sched_getaffinity(0)) * 3 // 4)
-    return max(1, min(asked, MOST_THREADS, -(-total // TILE_BYTES)))
-
-
-def _open_reader(
-    runtime: Runtime,
-    pieces: Any,
-    threads: int,
-    tile: int,
-    total: int,
-    async_uploads: bool,
-    direct_io: str,
-    verify: bool,
-) -> tuple[Reader, int]:
-    """A reader, and the number of its tiles: four a thread, fewer for many threads and where page-locked memory is
-    short."""
-    tiles = max(1, min(threads * min(MANY_TILES, RING_BYTES // tile // threads), -(-total // tile)))
-    io = "direct" if direct_io == "on" else "auto"
-    while True:
-        try:
-            reader = Reader(
-                runtime,
-                pieces,
-                tiles=tiles,
-                workers=min(threads, tiles),
-                tile_bytes=tile,
-                async_uploads=async_uploads,
-                io=io,
-                verify=verify,
-            )
-        except OutOfMemory as error:
-            if error.status != "NO_PINNED_MEMORY" or tiles == 1:
-                raise
-            log.warning("%s; trying with %d tiles", error, tiles // 2)
-            tiles //= 2
-        else:
-            return reader, tiles
 
 
 class _Watch:

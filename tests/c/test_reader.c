@@ -295,6 +295,43 @@ static void streams(void)
 
 /* ---- ends ---- */
 
+/* A ring that was made before: the reader's own from then on, and still the caller's where the reader does not open. */
+static void given_ring(void)
+{
+    target to = on_device(0, FILE_BYTES);
+    xd_piece one = {.fd = plain, .direct_fd = -1, .bytes = 5 * PAGE, .address = to.address}, bad = one;
+    bad.device = 7;
+    xd_ring *ring;
+    xd_reader *reader = NULL;
+    for (size_t count = 0; count < 2; count++) { /* nothing to read, too */
+        OK(xd_ring_open(&ring, runtime, 2, PAGE, &err));
+        xd_reader_options options = {.ring = ring, .tiles = 9, .tile_bytes = 9 * PAGE, .workers = 1};
+        FAILS(xd_reader_open(&reader, runtime, &bad, 1, &options, &err), XD_INVALID);
+        recorder_clear(&rec);
+        OK(xd_reader_open(&reader, runtime, &one, count, &options, &err));
+        OK(xd_reader_run(reader, &err));
+        CHECK_EQ(uploads(), count ? 5 : 0);
+        xd_live live;
+        xd_runtime_live(runtime, &live);
+        CHECK_EQ(live.rings, 1);
+        CHECK_EQ(live.pinned_bytes, 2 * PAGE);
+        xd_reader_close(&reader);
+        xd_runtime_live(runtime, &live);
+        CHECK_EQ(live.rings, 0);
+    }
+    check_bytes(to.address, 0, 5 * PAGE);
+    recorder foreign;
+    xd_runtime *another;
+    recorder_open(&foreign, 1);
+    OK(xd_runtime_open(&another, &foreign.table, NULL, &err));
+    OK(xd_ring_open(&ring, another, 1, PAGE, &err));
+    FAILS(xd_reader_open(&reader, runtime, &one, 1, &(xd_reader_options){.ring = ring}, &err), XD_INVALID);
+    xd_ring_close(&ring);
+    OK(xd_runtime_close(&another, &err));
+    recorder_close(&foreign);
+    xd_buffer_close(&to.buffer);
+}
+
 static void truncated(void)
 {
     target to = on_device(0, FILE_BYTES);
@@ -493,6 +530,7 @@ int main(void)
     direct_reads();
     synchronous();
     streams();
+    given_ring();
     truncated();
     cancelled();
     together(0);

@@ -14,6 +14,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pytest
 from io_faults import Faults
 
 from pyxdev import backends
-from pyxdev._native import Array, FaultDriver, Reader, Runtime
+from pyxdev._native import Array, Buffer, FaultDriver, Reader, Ring, Runtime
 from pyxdev.backends import sim
 from pyxdev.errors import (
     Cancelled,
@@ -37,7 +38,9 @@ from pyxdev.errors import (
     SettingError,
 )
 from pyxdev.loader import loader
+from pyxdev.loader.files import open_model
 from pyxdev.loader.loader import load
+from pyxdev.loader.plan import make_plan
 from pyxdev.loader.progress import Progress
 from pyxdev.loader.weights import Rows
 
@@ -433,6 +436,59 @@ def test_short_pinned_memory_shrinks_the_ring(
         with pytest.raises(OutOfMemory, match="page-locked host memory"):
             load(models["gguf"], runtime=runtime)
         assert not runtime.live().any()
+
+
+# ---- memory ----
+
+
+class Halting:
+    """A runtime whose memory is there only when all of it has been asked for."""
+
+    def __init__(self, runtime: Runtime, waiting: int, failing: tuple[int, ...] = (), interrupts: bool = False) -> None:
+        self.runtime, self.failing, self.interrupts = runtime, failing, interrupts
+        self.all_there = threading.Barrier(waiting, timeout=30)
+        self.rings: list[Ring] = []
+
+    def buffer(self, device: int, nbytes: int, *, managed: bool) -> Buffer:
+        self.all_there.wait()
+        if device in self.failing:
+            raise OutOfMemory(f"no memory on device {device}", status="NO_DEVICE_MEMORY")
+        return self.runtime.buffer(device, nbytes, managed=managed)
+
+    def ring(self, tiles: int, tile_bytes: int) -> Ring:
+        self.all_there.wait()
+        if self.interrupts:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.rings.append(self.runtime.ring(tiles, tile_bytes))
+        return self.rings[-1]
+
+
+def allocate(runtime: Runtime, path: Path, **how: Any) -> tuple[list[Buffer], Ring | None]:
+    with open_model(path) as model, ExitStack() as undo:
+        plan = make_plan(model, runtime, [2, 0])
+        halting: Any = Halting(runtime, len(plan.needs) + 1, **how)
+        return loader._allocate(halting, plan, loader._size_ring(4, plan), undo)
+
+
+def test_all_memory_is_made_at_the_same_time(runtime: Runtime, models: dict[str, Path]) -> None:
+    buffers, ring = allocate(runtime, models["gguf"])
+    assert len(buffers) == 2 and ring and ring.closed, "closed with the stack"
+    assert not runtime.live().any()
+
+
+@pytest.mark.parametrize("failing", [(0,), (2,), (2, 0)])
+def test_memory_of_one_device_fails(runtime: Runtime, models: dict[str, Path], failing: tuple[int, ...]) -> None:
+    """The first in the order of the devices is named; what the others got is given back."""
+    with pytest.raises(OutOfMemory, match=f"device {failing[0]}"):
+        allocate(runtime, models["gguf"], failing=failing)
+    assert not runtime.live().any()
+
+
+def test_interrupted_while_memory_is_made(runtime: Runtime, models: dict[str, Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        allocate(runtime, models["gguf"], interrupts=True)
+    assert not runtime.live().any()
+    assert not [thread for thread in threading.enumerate() if thread.name == "pyxdev-load"]
 
 
 # ---- faults of the files ----
