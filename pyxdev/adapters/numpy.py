@@ -182,10 +182,7 @@ class NumpyAdapter(ArrayAdapter):
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
         layout = output.layout
-        with fetch.download(output) as memory:
-            arrays = [
-                _view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)
-            ]
+        arrays = fetch.read(output, partial(_copies, layout))
         return build(layout.structure, iter(arrays), iter(output.value.values()))
 
 
@@ -220,6 +217,10 @@ def _memory(address: int, nbytes: int) -> Any:
 
 def _view(memory: Any, offset: int, spec: Spec) -> Any:
     return memory[offset : offset + spec.nbytes].view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+def _copies(layout: Layout, memory: Any) -> list[Any]:
+    return [_view(memory, offset, spec).copy() for offset, spec in zip(layout.offsets, layout.specs, strict=True)]
 
 
 def _modes(guess: Any) -> tuple[Any, ...]:

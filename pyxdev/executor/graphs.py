@@ -17,6 +17,7 @@ import gc
 import logging
 from collections import deque
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyxdev._native import Graph, Lease, Stream
@@ -204,12 +205,8 @@ class Graphs:
 
     def _same(self, one: Activation, other: Activation) -> bool:
         """Whether two complete outputs of one layout are equal to the bit."""
-        found = []
         with closing(Fetch(self._stage.runtime, self._stage.device)) as fetch:
-            for activation in (one, other):
-                with fetch.download(activation) as memory:
-                    found.append([memory[offset : offset + nbytes].tobytes() for offset, _, nbytes in activation.spans])
-                    del memory
+            found = [fetch.read(activation, partial(_bytes, activation)) for activation in (one, other)]
         return found[0] == found[1]
 
     def _captured(self, trial: Trial, batch: Microbatch, slot: Slot, incoming: Value) -> Captured | None:
@@ -296,6 +293,10 @@ def constants_of(value: Value) -> tuple[Any, ...] | None:
     if not all(type(leaf) in CONSTANTS for leaf in found):
         return None
     return tuple([(type(leaf), repr(leaf)) for leaf in found])  # 0.0 and -0.0 are equal, NaN is not
+
+
+def _bytes(activation: Activation, memory: Any) -> list[bytes]:
+    return [memory[offset : offset + nbytes].tobytes() for offset, _, nbytes in activation.spans]
 
 
 def _abandon(stream: Stream) -> None:

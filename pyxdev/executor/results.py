@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from pyxdev._pipeline import Copies, Outputs
 from pyxdev.adapters import Activation
 from pyxdev.adapters.adapter import NEVER
 from pyxdev.executor.rest import come_to_rest
+
+T = TypeVar("T")
 
 
 class Fetch:
@@ -28,20 +29,19 @@ class Fetch:
         self.stream: Stream = runtime.stream(device)
         self._copies = Copies(self.stream)
 
-    @contextmanager
-    def download(self, output: Activation) -> Iterator[Any]:
-        """The bytes of an activation on the host, as uint8 of shape (layout.nbytes,), valid inside the with. One at a
-        time."""
+    def read(self, output: Activation, take: Callable[[Any], T]) -> T:
+        """What take makes of an activation's bytes on the host, uint8 of shape (layout.nbytes,), which are good until
+        it returns. One at a time.
+
+        No frame that waits for them has a name for them: the exception of a stage that runs meanwhile, on simulated
+        devices, refers to these frames, and a caller who keeps it would keep the memory from being closed.
+        """
         nbytes = output.layout.nbytes
         with self._lock:
             buffer = self._room(nbytes)
             self._run([(buffer.address + offset, address, size, HOST) for offset, address, size in output.spans])
             self._runtime.host_access(buffer.address, nbytes, write=False)
-            memory = np.frombuffer(memoryview(buffer), np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
-            try:
-                yield memory
-            finally:
-                del memory
+            return take(np.frombuffer(memoryview(buffer), np.uint8, nbytes) if nbytes else np.empty(0, np.uint8))
 
     def copies(self, output: Activation, outputs: Outputs) -> tuple[list[Array], Event | None]:
         """The arrays of an activation, copied into memory of their own on the same device, and the event after which
