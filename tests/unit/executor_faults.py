@@ -21,7 +21,7 @@ import numpy as np
 from executor_cases import machine
 
 from pyxdev import topology
-from pyxdev._native import Array, FaultDriver, Runtime
+from pyxdev._native import Array, Buffer, FaultDriver, Runtime
 from pyxdev.backends import sim
 from pyxdev.errors import BY_STATUS, Cancelled, Closed, DeviceFault, Error, StageError, StageInterrupted
 from pyxdev.executor import Executor, Stage, Ticket
@@ -78,6 +78,16 @@ def _floats(address: int, count: int) -> Any:
     return np.frombuffer((ctypes.c_uint8 * (4 * count)).from_address(address), np.float32)
 
 
+class Counting(Runtime):
+    """Counts the buffers that it gives."""
+
+    given = 0
+
+    def buffer(self, device: int, nbytes: int, *, managed: bool = False) -> Buffer:
+        self.given += 1
+        return super().buffer(device, nbytes, managed=managed)
+
+
 class Life:
     """One executor, from open to close. counts: what was injected, by kind."""
 
@@ -87,7 +97,7 @@ class Life:
         self.counts: Counter[str] = Counter()
         self.plans: dict[tuple[int, int], BaseException] = {}
         self.fault = FaultDriver(sim.driver(machine(3, seed)))
-        self.runtime = Runtime(self.fault)
+        self.runtime = Counting(self.fault)
         for src, dst in itertools.permutations(range(3), 2):
             for path in ("direct", "staged"):  # as if they had been tried before
                 topology.topology(self.runtime)[src, dst, path] = Pair(src, dst, path, "yes", "verified", path, "")
@@ -138,9 +148,10 @@ class Life:
         right = y["key"] == key and y["a"].shape == self.input(key)["a"].shape and bool((y["a"] == wanted).all())
         assert right, f"seed {self.seed}: microbatch of key {key} gave {y}, {wanted} was wanted"
 
-    def memory(self) -> tuple[int, int]:
+    def memory(self) -> tuple[int, int, int]:
+        """What changes whenever memory is taken or given back."""
         live = self.runtime.live()
-        return live.device_bytes, live.pinned_bytes
+        return self.runtime.given, live.device_bytes, live.pinned_bytes
 
     # ---- rounds ----
 

@@ -20,6 +20,7 @@ from bench import submission  # noqa: E402
 CALLS = {"python": (7, -1, 3), "native": (7, -1, 3)}
 # Of each stage, besides, and of a result, beyond what the driver's functions take.
 INSTRUCTIONS = {"python": (29_000, 54_000, 26_000), "native": (19_000, 54_000, 26_000)}
+INTERPRETER = 1.0 if sys.version_info < (3, 12) else 1.125  # later ones take more
 
 
 def test_driver_calls():
@@ -41,4 +42,4 @@ def test_instructions():
     for name, allowed in INSTRUCTIONS.items():
         each, driver = submission.split(found["instructions"], name), submission.split(found["driver"], name)
         beyond = [one - taken for one, taken in zip(each, driver, strict=True)]
-        assert all(0 < one <= most for one, most in zip(beyond, allowed, strict=True)), (name, beyond)
+        assert all(0 < one <= most * INTERPRETER for one, most in zip(beyond, allowed, strict=True)), (name, beyond)

@@ -211,7 +211,16 @@ int wait_for_go(void *stream, void *const *inputs, const uint64_t *sizes, void *
 def test_it_runs_without_the_gil(tmp_path: Path) -> None:
     """A function of a library that waits for a thread of Python."""
     (tmp_path / "blocking.c").write_text(BLOCKING)
-    command = ["cc", "-std=c11", "-shared", "-fPIC", "-o", tmp_path / "blocking.so", tmp_path / "blocking.c"]
+    command = [
+        "cc",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-shared",
+        "-fPIC",
+        "-o",
+        tmp_path / "blocking.so",
+        tmp_path / "blocking.c",
+    ]
     subprocess.run(command, check=True)
     library = ctypes.CDLL(str(tmp_path / "blocking.so"))
     flags = (ctypes.c_int * 2)()
