@@ -135,10 +135,15 @@ def test_dlpack_makes_the_stream_of_whoever_asks_wait_for_the_data(devices, comi
     mine = devices.stream() if own else devices.keep(devices.runtime.adopt_stream(0, 1))
     default = 0 if pyxdev_backend == "hip" else 1
     coming.__dlpack__(stream=mine.handle if which == "own" else default if which else None)
-    with devices.runtime_pinned(1000) as pinned:
-        mine.copy(pinned.address, coming.address, 1000, dst_device=HOST, src_device=0)
-        mine.synchronize()
-        assert devices.read(pinned).tolist() == [7] * 1000
+    assert read_on(devices, mine, coming) == [7] * 1000
+
+
+def read_on(devices, stream, array):
+    """The bytes of an array as a stream finds them that waits for nothing more."""
+    with devices.runtime_pinned(array.nbytes) as pinned:
+        stream.copy(pinned.address, array.address, array.nbytes, dst_device=HOST, src_device=array.device)
+        stream.synchronize()
+        return devices.read(pinned).tolist()
 
 
 def test_dlpack_waits_for_nothing_where_it_is_told_so(coming, pyxdev_backend):
@@ -147,12 +152,21 @@ def test_dlpack_waits_for_nothing_where_it_is_told_so(coming, pyxdev_backend):
     assert coming.ready.wait()
 
 
-def test_interfaces_without_a_stream_wait_for_the_data(coming, pyxdev_backend):
+def test_interfaces_without_a_stream_wait_for_the_data(devices, coming, pyxdev_backend):
     if pyxdev_backend == "sim":
         assert np.asarray(coming).tolist() == np.from_dlpack(coming).tolist() == [7] * 1000
     else:
         assert coming.__cuda_array_interface__["stream"] is None
-    assert coming.ready.done()
+        assert read_on(devices, devices.stream(), coming) == [7] * 1000
+
+
+def test_the_interface_with_a_stream_orders_that_behind_the_data(devices, coming, pyxdev_backend):
+    if pyxdev_backend == "sim":
+        return
+    mine = devices.stream()
+    there = Array(devices.runtime, 0, coming.address, (1000,), "uint8", owner=coming, stream=mine)
+    assert there.__cuda_array_interface__["stream"] == mine.handle
+    assert read_on(devices, mine, coming) == [7] * 1000
 
 
 def test_an_array_of_the_memory_of_another_is_there_when_that_one_is(devices, coming):
