@@ -4,8 +4,9 @@
     python bench/load.py --probe --only shards --conditions warm    what is in the way, without other people's loaders
     python bench/load.py --backend sim --quick  simulated devices and small files: shows that everything runs
 
-Every loader runs in a process of its own, whose device contexts exist before the clock starts; "first" is its first
-load with all set-up, "second" the next. Peers load one device a process, side by side for two devices, each its share
+Every loader runs in a process of its own, whose device contexts exist before the clock starts; the processes of a table
+start together, rest, and load one after the other. "first" is a loader's first load with all set-up, "second" the next.
+Peers load one device a process, side by side for two devices, each its share
 of the files. "warm": the files are in the page cache; "tmpfs": in /dev/shm; "cold": taken out of the page cache before
 each load. A peer whose package is not installed, or that fails, is listed as absent with the reason.
 """
@@ -21,9 +22,12 @@ import argparse
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -32,17 +36,20 @@ from bench.load_files import GIB, MIB, Case
 from bench.load_plain import Plain, fitted, ways
 from bench.loaders import LOADERS, PROBES
 from pyxdev import backends
-from pyxdev._native import Runtime
+from pyxdev._native import HOST, Runtime
 from pyxdev.loader.loader import load
+from pyxdev.loader.weights import Weights
 
 Row = dict[str, Any]
 OURS = [name for name in LOADERS if name.startswith("pyxdev") and name not in PROBES]
+FEW_OF_OURS = ["pyxdev", "pyxdev, 8 threads", "pyxdev, 16 threads", "pyxdev, default threads"]
 PEERS = [name for name in LOADERS if not name.startswith("pyxdev")]
 DIRECT_PEERS = ("fastsafetensors", "Run:ai streamer", "InstantTensor")  # past the page cache
 WARM_PEERS = [name for name in PEERS if name not in DIRECT_PEERS]
 TMPFS_PEERS = [name for name in WARM_PEERS if "mmap" in name or "together" in name or "32 MiB" in name]
 COLD_PEERS = [*DIRECT_PEERS, *(name for name in PEERS if name.startswith("safetensors"))]
 DEADLINE = 300.0  # seconds for one loader
+WINDOW = 64 * MIB  # of page-locked memory for reading back
 
 
 def shown(figures: Mapping[str, float]) -> str:
@@ -53,6 +60,7 @@ class Process:
     """One loader, ready to load."""
 
     def __init__(self, loader: str, backend: str, devices: Sequence[int], files: Sequence[Path]) -> None:
+        self.ready: Row = {}  # what it said then
         script = Path(__file__).with_name("loaders.py")
         command = [sys.executable, script, loader, backend, ",".join(map(str, devices)), *map(str, files)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -77,18 +85,20 @@ class Process:
         self._child.stdout.close()
 
 
-def measure(
-    loader: str, backend: str, devices: Sequence[int], files: Sequence[Path], prepare: Callable[[], None]
-) -> Iterator[Row]:
-    """The first and the second load: seconds, or why there are none. Ours takes all devices in one process."""
+def start(loader: str, backend: str, devices: Sequence[int], files: Sequence[Path]) -> list[Process]:
+    """Its processes: ours takes all devices in one."""
     if loader not in PEERS:
         shares = [(list(devices), list(files))]
     else:
         step = -(-len(files) // len(devices))
         shares = [([device], list(files[n * step : (n + 1) * step])) for n, device in enumerate(devices)]
-    processes = [Process(loader, backend, mine, part) for mine, part in shares]
+    return [Process(loader, backend, mine, part) for mine, part in shares]
+
+
+def measure(processes: Sequence[Process], prepare: Callable[[], None]) -> Iterator[Row]:
+    """The first and the second load: seconds, or why there are none."""
     try:
-        answers = [process.answer() for process in processes]
+        answers = [process.ready for process in processes]
         for _ in range(2):
             if reasons := [answer["absent"] for answer in answers if "absent" in answer]:
                 yield {"absent": reasons[0]}
@@ -102,6 +112,28 @@ def measure(
     finally:
         for process in processes:
             process.close()
+
+
+def read_back(weights: Weights) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Every tensor's bytes as its device holds them. All of a device's memory is copied back, window by window: a copy
+    for each of many tensors would take a minute."""
+    runtime = weights.runtime
+    for device in weights.devices:
+        mine = {name: array for name, array in weights.items() if array.device == device}
+        base = min((array.address for array in mine.values()), default=0)
+        held = np.empty(max((array.address + array.nbytes for array in mine.values()), default=0) - base, np.uint8)
+        with (
+            closing(runtime.buffer(HOST, min(len(held), WINDOW))) as pinned,
+            closing(runtime.stream(device)) as stream,
+        ):
+            for at in range(0, len(held), WINDOW):
+                part = held[at : at + WINDOW]
+                stream.copy(pinned.address, base + at, len(part), dst_device=HOST, src_device=device)
+                stream.synchronize()
+                runtime.host_access(pinned.address, len(part), write=False)
+                part[:] = np.frombuffer(pinned, np.uint8, len(part))
+        for name, array in mine.items():
+            yield name, held[array.address - base :][: array.nbytes]
 
 
 class Bench:
@@ -138,8 +170,7 @@ class Bench:
             limits = self.limits(case, files, condition, chosen)
             if self.given.probe and condition != "cold":
                 self.run_plain(case, condition, files, chosen, limits["upload"])
-            for loader in self.loaders(case, condition, count):
-                self.run_loader(loader, case, condition, chosen, files, prepare, limits)
+            self.run_loaders(case, condition, chosen, files, prepare, limits)
             self.compare(case, condition, count, limits)
         if condition == "tmpfs":
             for path in files:
@@ -151,7 +182,9 @@ class Bench:
         peers = {"warm": WARM_PEERS, "tmpfs": TMPFS_PEERS, "cold": COLD_PEERS}[condition]
         if case.form == "gguf" or count > case.files:
             peers = []  # they read no GGUF, and share out whole files
-        mine = OURS if condition == "warm" else OURS[:4]
+        mine = list(FEW_OF_OURS)
+        if condition == "warm":
+            mine = OURS if case.name == "shards" else [*mine, "pyxdev, every array made"]
         return [name for name in [*mine, *peers] if not self.given.loaders or name in self.given.loaders]
 
     def limits(self, case: Case, files: list[Path], condition: str, devices: list[int]) -> dict[str, float]:
@@ -187,9 +220,8 @@ class Bench:
         plain.close()
         return {"plain loop in C": max(rates)}
 
-    def run_loader(
+    def run_loaders(
         self,
-        loader: str,
         case: Case,
         condition: str,
         devices: list[int],
@@ -197,10 +229,32 @@ class Bench:
         prepare: Callable[[], None],
         limits: dict[str, float],
     ) -> None:
+        names = self.loaders(case, condition, len(devices))
+        started = {name: start(name, self.given.backend, devices, files) for name in names}
+        processes = [process for of_one in started.values() for process in of_one]
+        try:
+            for process in processes:
+                process.ready = process.answer()
+            for name, of_one in started.items():
+                self.run_loader(name, of_one, case, condition, devices, prepare, limits)
+        finally:
+            for process in processes:
+                process.close()
+
+    def run_loader(
+        self,
+        loader: str,
+        processes: Sequence[Process],
+        case: Case,
+        condition: str,
+        devices: list[int],
+        prepare: Callable[[], None],
+        limits: dict[str, float],
+    ) -> None:
         title = self.title(case, condition, len(devices))
         name, limit = ("direct reads", limits["direct reads"]) if condition == "cold" else ("upload", limits["upload"])
         turns = iter(("first", "second"))
-        for found in measure(loader, self.given.backend, devices, files, prepare):
+        for found in measure(processes, prepare):
             row: Row = {"case": title, "method": loader, "load": next(turns)}
             if "absent" in found:
                 self.add(**row, figure=None, absent=found["absent"])
@@ -266,8 +320,11 @@ class Bench:
         """Every byte of one load is right."""
         path = files[0].parent if len(files) > 1 else files[0]
         with load(path, self.devices, runtime=self.runtime, threads=-1) as weights:
-            for name, wanted in load_files.tensor_bytes(case):
-                if weights[name].raw.numpy().tobytes() != wanted:
+            sizes = dict(case.tensors)
+            if weights.keys() != sizes.keys():
+                raise SystemExit(f"{path}: other tensors than were written")
+            for name, held in read_back(weights):
+                if held.tobytes() != load_files.content(name, sizes[name]):
                     raise SystemExit(f"{path}: tensor {name} is wrong")
 
     @staticmethod

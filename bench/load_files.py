@@ -75,7 +75,7 @@ def write(case: Case, folder: Path) -> list[Path]:
 
 def content(name: str, nbytes: int) -> bytes:
     """What a tensor of this name holds."""
-    block = np.arange(MIB // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    block = np.arange(-(-min(nbytes, MIB) // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     block += np.uint64(int.from_bytes(name.encode()[-8:], "little"))
     whole = block.tobytes()
     return (whole * (-(-nbytes // MIB)))[:nbytes]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -65,19 +68,26 @@ def ways(devices: int) -> Iterator[Way]:
                 yield Way(counts[-2], tile, depth)
 
 
+@functools.cache
+def _built() -> Path:
+    """The program, built once a process."""
+    folder = tempfile.mkdtemp(prefix="plain-load-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program, here = Path(folder, "plain_load"), Path(__file__).parent
+    command = [os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O2", f"-I{here.parent / 'native'}",
+               here / "plain_load.c", "-o", program, "-ldl", "-lpthread"]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ImportError(f"plain_load.c: {getattr(error, 'stderr', None) or error}") from error
+    return program
+
+
 class Plain:
     """The loop over these files, ready to run; ImportError where it cannot be built or there is no such device."""
 
     def __init__(self, files: Sequence[Path], devices: Sequence[int]) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        program = Path(self._folder.name, "plain_load")
-        here = Path(__file__).parent
-        command = [os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O2", f"-I{here.parent / 'native'}",
-                   here / "plain_load.c", "-o", program, "-ldl", "-lpthread"]  # fmt: skip
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ImportError(f"plain_load.c: {getattr(error, 'stderr', None) or error}") from error
+        program = _built()
         self._nbytes = sum(path.stat().st_size for path in files)
         arguments = [program, ",".join(map(str, devices)), str(4 * MIB), *files]
         self._child = subprocess.Popen(
@@ -110,4 +120,3 @@ class Plain:
         self._child.wait(60)
         self._child.stdout.close()
         self._child.stderr.close()
-        self._folder.cleanup()

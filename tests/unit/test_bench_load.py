@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from vendor_child import FAKES, build_fakes, run  # noqa: E402
 
+from bench import load as bench_load  # noqa: E402
 from bench import load_files, load_tables  # noqa: E402
+from pyxdev import backends  # noqa: E402
 from pyxdev.loader.files import open_model  # noqa: E402
 
 
@@ -25,6 +30,24 @@ def test_the_files_hold_what_they_say(tmp_path: Path) -> None:
             assert {tensor.name for tensor in model.tensors} == wanted.keys()
             for tensor, file in zip(model.tensors, model.file_of, strict=True):
                 assert model.files[file].read(tensor.offset, tensor.nbytes) == wanted[tensor.name]
+
+
+def test_a_wrong_byte_anywhere_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_load, "WINDOW", 10_000)
+    given = argparse.Namespace(out=None, quick=True)
+    with backends.open("sim", machine={"device": {"count": 2}}) as runtime:
+        bench = bench_load.Bench(given, runtime, [0, 1])
+        for case in load_files.cases(1 << 20, 1 << 17, 100)[::2]:
+            paths = load_files.write(case, tmp_path)
+            bench.check(case, paths)
+            for path, back in ((paths[0], paths[0].stat().st_size - 20_000), (paths[-1], 1)):
+                content = bytearray(path.read_bytes())
+                content[-back] ^= 1
+                path.write_bytes(content)
+                with pytest.raises(SystemExit, match="is wrong"):
+                    bench.check(case, paths)
+                content[-back] ^= 1
+                path.write_bytes(content)
 
 
 def test_cold_is_cold(tmp_path: Path) -> None:
