@@ -180,36 +180,6 @@ int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_
     return status;
 }
 
-int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error *err)
-{
-    int status = xd_runtime_enter(ring->runtime, "ring_acquire", err);
-    if (!status)
-        status = xd_runtime_check_same(ring->runtime, stream->runtime, "ring_acquire", err);
-    if (status)
-        return status;
-    pthread_mutex_lock(&ring->lock);
-    uint64_t turn = ring->turns;
-    unsigned index = (unsigned)(turn % ring->count);
-    status = check_lost(ring, index, err);
-    if (!status && ring->tiles[index].held)
-        status = xd_fail(err, XD_INVALID, 0, "ring_acquire", "tile %u is still held: submit or release it first",
-                         index);
-    xd_tile taken;
-    if (!status) {
-        ring->turns++;
-        take(ring, index, &taken);
-    }
-    pthread_mutex_unlock(&ring->lock);
-    if (status)
-        return status;
-    status = xd_stream_wait(stream, ring->tiles[index].free, err);
-    if (status)
-        xd_ring_release(ring, &taken);
-    else
-        *out = taken;
-    return status;
-}
-
 /* ---- giving it back ---- */
 
 static int is_held(xd_ring *ring, unsigned index)

@@ -216,9 +216,6 @@ unsigned xd_ring_tiles(const xd_ring *ring);
 uint64_t xd_ring_tile_bytes(const xd_ring *ring);
 /* The next tile, once the host may write it. Blocks; gives up after timeout ns: *got is 0 then. */
 int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_error *err);
-/* The next tile, for a stream: the stream waits until it may write it, the host does not (unless force_sync). A tile
-   that somebody still holds is XD_INVALID. */
-int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error *err);
 /* The tile's last reader is queued on this stream: it is free when the stream gets there. Takes the tile even when it
    fails; a tile whose use could not be recorded is never handed out again: XD_DEVICE_FAULT in its turn. */
 int xd_ring_submit(xd_ring *ring, const xd_tile *tile, xd_stream *reader, xd_error *err);

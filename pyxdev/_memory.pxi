@@ -267,17 +267,6 @@ cdef class Ring:
             if period == 0:
                 return None
 
-    def acquire_on(self, Stream stream not None):
-        cdef xd_error err
-        cdef xd_ring *ring = self.alive()
-        cdef xd_stream *writer = stream.alive()
-        cdef Tile tile = Tile.__new__(Tile)
-        cdef int status
-        with nogil:
-            status = xd_ring_acquire_on(ring, writer, &tile.tile, &err)
-        check(status, &err)
-        return tile
-
     def submit(self, Tile tile not None, Stream reader not None):
         cdef xd_error err
         cdef xd_ring *ring = self.alive()

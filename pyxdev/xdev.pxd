@@ -130,7 +130,6 @@ cdef extern from "xdev.h" nogil:
     unsigned xd_ring_tiles(const xd_ring *ring)
     uint64_t xd_ring_tile_bytes(const xd_ring *ring)
     int xd_ring_acquire(xd_ring *ring, uint64_t timeout, xd_tile *out, int *got, xd_error *err)
-    int xd_ring_acquire_on(xd_ring *ring, xd_stream *stream, xd_tile *out, xd_error *err)
     int xd_ring_submit(xd_ring *ring, const xd_tile *tile, xd_stream *reader, xd_error *err)
     void xd_ring_release(xd_ring *ring, const xd_tile *tile)
     int xd_ring_drain(xd_ring *ring, xd_error *err)

@@ -62,7 +62,6 @@ static void child(void)
     FAILS(xd_host_access(runtime, &answer, sizeof answer, 0, &err), XD_FORKED);
     FAILS(xd_ring_open((xd_ring **)&none, runtime, 1, 8, &err), XD_FORKED);
     FAILS(xd_ring_acquire(ring, XD_FOREVER, &tile, &answer, &err), XD_FORKED);
-    FAILS(xd_ring_acquire_on(ring, stream, &tile, &err), XD_FORKED);
     FAILS(xd_ring_submit(ring, &tile, stream, &err), XD_FORKED);
     FAILS(xd_ring_drain(ring, &err), XD_FORKED);
     xd_ring_release(ring, &tile);
@@ -101,7 +100,8 @@ static void scenario(int with_mark)
     OK(xd_buffer_open(&buffer, runtime, 0, 64, &err));
     OK(xd_buffer_open(&pinned, runtime, XD_HOST, 64, &err));
     OK(xd_ring_open(&ring, runtime, 2, 8, &err));
-    OK(xd_ring_acquire_on(ring, stream, &tile, &err));
+    int got;
+    OK(xd_ring_acquire(ring, XD_FOREVER, &tile, &got, &err));
     OK(xd_throttle_open(&throttle, runtime, 2, &err));
     OK(xd_link_open(&link_, runtime, 0, 1, &(xd_link_options){.path = XD_STAGED}, &err));
     OK(xd_link_open(&direct, runtime, 0, 1, &(xd_link_options){.path = XD_DIRECT}, &err));

@@ -268,7 +268,8 @@ static void run_relay(void)
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t at = (uint64_t)round * BYTES;
         xd_tile tile;
-        OK(xd_ring_acquire_on(ring, down, &tile, &err));
+        int got;
+        OK(xd_ring_acquire(ring, XD_FOREVER, &tile, &got, &err));
         uint64_t between = (uint64_t)(uintptr_t)tile.address;
         xd_transfer there = {.dst_device = XD_HOST, .dst = between, .width = BYTES, .height = 1};
         xd_transfer back = {.dst_device = 1, .src_device = XD_HOST, .src = between, .width = BYTES, .height = 1};

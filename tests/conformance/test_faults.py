@@ -69,8 +69,8 @@ def scene_link(runtime):
 def scene_ring(runtime):
     with Devices(runtime) as devices:
         ring, stream, target = devices.ring(2, 100), devices.stream(), devices.buffer(0, 100)
-        for number in range(4):
-            tile = ring.acquire() if number % 2 else ring.acquire_on(stream)
+        for _ in range(4):
+            tile = ring.acquire()
             try:
                 stream.copy(target.address, tile.address, 100, dst_device=0, src_device=HOST)
             except Error:

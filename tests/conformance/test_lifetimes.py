@@ -237,7 +237,7 @@ def use_in_child():
         lambda: runtime.link(0, 0), lambda: runtime.throttle(1), lambda: runtime.device_info(0),
         lambda: runtime.memory_info(0), lambda: runtime.peer_enable(0, 0), lambda: stream.fill(buffer.address, 0, 10),
         lambda: stream.idle(), lambda: stream.synchronize(), lambda: stream.wait(event), lambda: event.record(stream),
-        lambda: event.done(), lambda: event.wait(), lambda: ring.acquire(), lambda: ring.acquire_on(stream),
+        lambda: event.done(), lambda: event.wait(), lambda: ring.acquire(),
         lambda: ring.drain(), lambda: throttle.admit(), lambda: throttle.retire(stream), lambda: throttle.in_flight,
         lambda: link.copy(0, 0, 0),
     ]
