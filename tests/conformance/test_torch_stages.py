@@ -132,18 +132,20 @@ def test_memory_of_torch_stays_bounded(torch, runtime):
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
-def test_token_loops(torch, runtime, sequences):
+@pytest.mark.parametrize("graph", ["off", "on"])
+def test_token_loops(torch, runtime, sequences, graph):
     devices = list(range(runtime.device_count))
     stages = blocks(torch, devices)
     xs = [torch.randn(8, 256, device="cuda:0") for _ in range(sequences)]
-    with torch.no_grad(), Executor(devices, stages, runtime=runtime) as pipeline:
+    with torch.no_grad(), Executor(devices, stages, runtime=runtime, graph=graph) as pipeline:
         tickets = [pipeline.submit(x) for x in xs]
-        for _ in range(10):
+        for _ in range(20):
             tickets = [pipeline.submit(ticket) for ticket in tickets]
         for ticket, x in zip(tickets, xs, strict=True):
-            for _ in range(11):
+            for _ in range(21):
                 x = by_hand(torch, stages, devices, x)
             assert torch.equal(ticket.result(), x)
+        assert all((stage.captured > 0) is (graph == "on") for stage in pipeline.plan().stages)
 
 
 def test_host_inputs_of_torch_and_numpy(torch, runtime):
@@ -220,22 +222,6 @@ def test_results_and_tickets_of_graphs_stay_as_they_are(torch, runtime):
         for n, ticket in enumerate(tickets):
             y, constant = ticket.result()
             assert (y == (-1 if n == 3 else 2 * n + 1)).all().item() and constant == 7
-        assert all(stage.captured for stage in pipeline.plan().stages)
-
-
-@pytest.mark.parametrize("sequences", [1, 3])
-def test_token_loops_of_graphs(torch, runtime, sequences):
-    devices = list(range(runtime.device_count))
-    stages = blocks(torch, devices)
-    xs = [torch.randn(8, 256, device="cuda:0") for _ in range(sequences)]
-    with torch.no_grad(), Executor(devices, stages, runtime=runtime, graph="on") as pipeline:
-        tickets = [pipeline.submit(x) for x in xs]
-        for _ in range(20):
-            tickets = [pipeline.submit(ticket) for ticket in tickets]
-        for ticket, x in zip(tickets, xs, strict=True):
-            for _ in range(21):
-                x = by_hand(torch, stages, devices, x)
-            assert torch.equal(ticket.result(), x)
         assert all(stage.captured for stage in pipeline.plan().stages)
 
 
