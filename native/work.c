@@ -159,6 +159,15 @@ static void begin(xd_work *work, const lane *lane, xd_job *job)
     job->extent.span[0] = (xd_span){.offset = offset};
 }
 
+/* Bytes of the file that a job takes at most: a tile's, and towards the end no more than a worker's part of what is left,
+   down to an eighth of a tile, so that all workers end together. */
+static uint64_t fair(const xd_work *work, const lane *lane)
+{
+    enum { PAGE = XD_SOURCE_PAGE };
+    uint64_t part = lane->left / lane->workers, smallest = work->room / 8;
+    return least(work->room, ((part > smallest ? part : smallest) + PAGE - 1) / PAGE * PAGE);
+}
+
 /* Adds the lane's next item, or as much of it as fits, if it is a neighbour. Returns 0 when the job is complete. */
 static int extend(xd_work *work, lane *lane, xd_job *job, uint64_t limit)
 {
@@ -203,7 +212,7 @@ int xd_work_take(xd_work *work, int *device, xd_job *job)
     lane *lane = &work->lanes[chosen];
     lane->workers++;
     begin(work, lane, job);
-    uint64_t limit = xd_source_limit(job->source, job->extent.end, work->room);
+    uint64_t limit = xd_source_limit(job->source, job->extent.end, fair(work, lane));
     while (extend(work, lane, job, limit))
         ;
     return 1;
