@@ -16,6 +16,18 @@ DLPACK_DEVICE = {"sim": 1, "cuda": 2, "hip": 10}
 
 @cython.no_gc_clear
 cdef class Array:
+    """A typed, shaped view of device memory at `address`. Keeps `owner` alive. Exports DLPack and
+    __cuda_array_interface__; on simulated devices it exports as CPU memory (and __array_interface__).
+
+    strides: in elements; None: C order. ready: the event after which the data is there; None: that of the Array which
+    owns it, if one does. stream: what exports order themselves behind. exported: whether another library has seen the
+    memory. nbytes: of raw block types; others have it from their shape.
+    dtype: a name ("float32", "bfloat16", "int64", "bool", "float8_e4m3fn", ...) or a raw block type ("Q4_1"), whose
+    shape counts values and whose nbytes counts blocks; raw types export only through .raw.
+
+    Raises InvalidArgument for a shape, strides or dtype that cannot be.
+    """
+
     def __init__(self, Runtime runtime not None, int device, uint64_t address, shape, dtype, *, strides=None,
                  nbytes=None, owner=None, Event ready=None, Stream stream=None):
         self.runtime = runtime
@@ -63,10 +75,12 @@ cdef class Array:
 
     @property
     def ndim(self):
+        """How many dimensions it has."""
         return len(self.shape)
 
     @property
     def strides(self):
+        """Elements from one to the next, for each dimension."""
         return c_strides(self.shape) if self.given is None else self.given
 
     @property
@@ -81,6 +95,7 @@ cdef class Array:
 
     @property
     def raw(self):
+        """The same bytes as a one-dimensional uint8 array. Raises InvalidArgument unless contiguous."""
         if not self.contiguous:
             raise errors.InvalidArgument(f"{self!r} has strides {self.strides}; only a contiguous array has raw bytes")
         return Array(self.runtime, self.device, self.address, (self.nbytes,), "uint8", nbytes=self.nbytes, owner=self,
@@ -105,6 +120,11 @@ cdef class Array:
     # ---- to the host ----
 
     def numpy(self):
+        """A copy in host memory; waits for `ready`.
+
+        Raises Unsupported for bfloat16 and 8-bit floats without ml_dtypes, InvalidArgument unless contiguous,
+        BufferError for raw block types.
+        """
         import numpy
 
         _, _, text = self.layout()
@@ -146,6 +166,7 @@ cdef class Array:
         return 0
 
     def torch(self):
+        """A torch tensor of the same memory, through DLPack."""
         import torch
 
         return torch.from_dlpack(self)

@@ -5,6 +5,12 @@ PATHS = {"direct": XD_DIRECT, "staged": XD_STAGED, "by_size": XD_BY_SIZE}
 
 @cython.no_gc_clear
 cdef class Buffer:
+    """Memory of a device, or page-locked memory of the host; from Runtime.buffer(). `address` and `nbytes` tell where.
+
+    memoryview() and NumPy see its bytes, writable, where the host can: page-locked memory and simulated devices;
+    BufferError elsewhere.
+    """
+
     cdef Buffer open(self, Runtime runtime, int device, nbytes, bint managed):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -29,6 +35,7 @@ cdef class Buffer:
         return self.ptr
 
     def close(self):
+        """Frees it: no queued work may use it any more. Raises Busy while a memoryview or NumPy array sees it."""
         if self.ptr == NULL:
             return
         if self.exports:
@@ -38,6 +45,7 @@ cdef class Buffer:
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __del__(self):
@@ -54,14 +62,17 @@ cdef class Buffer:
 
     @property
     def device(self):
+        """The device's number, or HOST."""
         return xd_buffer_device(self.alive())
 
     @property
     def address(self):
+        """Where it begins, on its device."""
         return xd_buffer_address(self.alive())
 
     @property
     def nbytes(self):
+        """Its size."""
         return xd_buffer_bytes(self.alive())
 
     def __getbuffer__(self, Py_buffer *view, int flags):
@@ -80,14 +91,18 @@ cdef class Buffer:
         view.strides = &view.itemsize
         view.suboffsets = NULL
         view.internal = NULL
-        self.exports += 1
+        with cython.critical_section(self):
+            self.exports += 1
 
     def __releasebuffer__(self, Py_buffer *view):
-        self.exports -= 1
+        with cython.critical_section(self):
+            self.exports -= 1
 
 
 @cython.no_gc_clear
 cdef class Link:
+    """Copies from device `src` to device `dst`, directly or through page-locked memory; from Runtime.link()."""
+
     cdef Link open(self, Runtime runtime, int src, int dst, const xd_link_options *options):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -108,11 +123,13 @@ cdef class Link:
         return self.ptr
 
     def close(self):
+        """Waits until no copy is in flight."""
         with nogil:
             xd_link_close(&self.ptr)
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __del__(self):
@@ -126,6 +143,12 @@ cdef class Link:
     def copy(self, uint64_t dst, uint64_t src, uint64_t width, *, uint64_t height=1, uint64_t dst_pitch=0,
              uint64_t src_pitch=0, Event source_ready=None, Event dest_free=None, Event released=None,
              Event arrived=None):
+        """Queues a copy of `height` rows of `width` bytes from address src to address dst; the host does not wait.
+
+        source_ready, dest_free: events that it waits for. released: recorded when the source has been read; arrived:
+        when the destination is written. dst_pitch, src_pitch: bytes from row to row; 0: width. After an error nothing
+        of the copy is in flight.
+        """
         cdef xd_error err
         cdef xd_link *link = self.alive()
         cdef xd_copy copy
@@ -162,6 +185,7 @@ cdef class Link:
         return xd_link_path(self.alive(), nbytes) == XD_DIRECT
 
     def drain(self):
+        """Waits until no copy is in flight. Raises DeviceFault if that does not come about."""
         cdef xd_error err
         cdef xd_link *link = self.alive()
         cdef int status
@@ -170,13 +194,16 @@ cdef class Link:
         check(status, &err)
 
     def path(self, uint64_t nbytes):
+        """"direct" or "staged": the way that a copy of nbytes takes."""
         return "direct" if self.is_direct(nbytes) else "staged"
 
     def tile(self, uint64_t nbytes):
+        """Bytes of a tile in a staged copy of nbytes."""
         return xd_link_tile(self.alive(), nbytes)
 
     @property
     def pinned_bytes(self):
+        """Bytes of page-locked memory that it holds."""
         return xd_link_pinned_bytes(self.alive())
 
 
@@ -201,6 +228,8 @@ cdef class Tile:
 
 @cython.no_gc_clear
 cdef class Ring:
+    """Tiles of page-locked memory, handed out in turn, each once its last use has ended; from Runtime.ring()."""
+
     cdef xd_ring *ptr
     cdef readonly Runtime runtime
     cdef object __weakref__
@@ -223,11 +252,13 @@ cdef class Ring:
         return self.ptr
 
     def close(self):
+        """Waits for tiles in flight."""
         with nogil:
             xd_ring_close(&self.ptr)
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __del__(self):
@@ -242,13 +273,16 @@ cdef class Ring:
 
     @property
     def tiles(self):
+        """How many there are."""
         return xd_ring_tiles(self.alive())
 
     @property
     def tile_bytes(self):
+        """The size of each."""
         return xd_ring_tile_bytes(self.alive())
 
     def acquire(self, timeout=None):
+        """The next Tile, once the host may write it; None when `timeout` seconds passed first. Ctrl-C is seen."""
         cdef xd_error err
         cdef xd_ring *ring = self.alive()
         cdef Tile tile = Tile.__new__(Tile)
@@ -268,6 +302,7 @@ cdef class Ring:
                 return None
 
     def submit(self, Tile tile not None, Stream reader not None):
+        """The tile is free when the stream `reader` gets here."""
         cdef xd_error err
         cdef xd_ring *ring = self.alive()
         cdef xd_stream *stream = reader.alive()
@@ -277,9 +312,11 @@ cdef class Ring:
         check(status, &err)
 
     def release(self, Tile tile not None):
+        """Hands a tile back that was not used."""
         xd_ring_release(self.alive(), &tile.tile)
 
     def drain(self):
+        """Waits until all tiles are free."""
         cdef xd_error err
         cdef xd_ring *ring = self.alive()
         cdef int status
@@ -290,6 +327,8 @@ cdef class Ring:
 
 @cython.no_gc_clear
 cdef class Throttle:
+    """Bounds how many microbatches are in flight: `limit`; from Runtime.throttle()."""
+
     cdef xd_throttle *ptr
     cdef readonly Runtime runtime
     cdef readonly unsigned limit
@@ -313,11 +352,13 @@ cdef class Throttle:
         return self.ptr
 
     def close(self):
+        """Gives it back."""
         with nogil:
             xd_throttle_close(&self.ptr)
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __del__(self):
@@ -329,6 +370,7 @@ cdef class Throttle:
         return f"<pyxdev.Throttle limit {self.limit}{', closed' if self.ptr == NULL else ''}>"
 
     def admit(self, timeout=None):
+        """Takes a place, once there is one; False when `timeout` seconds passed first. Ctrl-C is seen."""
         cdef xd_error err
         cdef xd_throttle *throttle = self.alive()
         cdef uint64_t deadline = after(self.runtime.alive(), nanoseconds(timeout))
@@ -347,6 +389,7 @@ cdef class Throttle:
                 return False
 
     def retire(self, Stream stream not None):
+        """The oldest place that has no end yet is left when the stream gets here."""
         cdef xd_error err
         cdef xd_throttle *throttle = self.alive()
         cdef xd_stream *exit = stream.alive()
@@ -357,6 +400,7 @@ cdef class Throttle:
         self.retired(None)
 
     def retire_at(self, Lease lease not None):
+        """The same for an event that has been recorded already, lent for as long as it is waited for."""
         cdef xd_error err
         cdef xd_throttle *throttle = self.alive()
         cdef xd_event *exit = (<Event?>lease.item).alive()
@@ -373,10 +417,12 @@ cdef class Throttle:
         return 0
 
     def withdraw(self):
+        """Gives the newest place back: the microbatch never ran."""
         xd_throttle_withdraw(self.alive())
 
     @property
     def in_flight(self):
+        """How many places are taken."""
         cdef xd_error err
         cdef xd_throttle *throttle = self.alive()
         cdef unsigned count = 0
@@ -388,6 +434,7 @@ cdef class Throttle:
 
     @property
     def blocked(self):
+        """Seconds spent waiting in admit() so far."""
         return xd_throttle_blocked(self.alive()) * 1e-9
 
 

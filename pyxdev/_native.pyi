@@ -1,4 +1,5 @@
-"""The native runtime: streams, events, memory, links, throttle, reader. See native/xdev.h for the rules."""
+"""The native runtime: streams, events, memory, links, throttle, reader. See native/xdev.h for the rules. What the
+public classes do stands with them, for help()."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -68,8 +69,6 @@ class Live:
     def any(self) -> bool: ...
 
 class Runtime:
-    """Opens the driver. Closing it while children are alive raises Busy; use it as a context manager or close it."""
-
     def __init__(self, driver: Driver, *, force_sync: bool = False) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -83,23 +82,19 @@ class Runtime:
     @property
     def device_count(self) -> int: ...
     def device_info(self, device: int) -> DeviceInfo: ...
-    def memory_info(self, device: int) -> tuple[int, int]:
-        """(free, total) bytes."""
+    def memory_info(self, device: int) -> tuple[int, int]: ...
     def peer_capable(self, device: int, peer: int) -> bool: ...
     def peer_enable(self, device: int, peer: int) -> bool: ...
-    def clock(self) -> float:
-        """Seconds on the runtime's clock: monotonic host time, or simulated time."""
+    def clock(self) -> float: ...
     force_sync: bool
     managed: bool  # closed by garbage collection, when its last child is gone, without a warning
     settings: Settings  # set by pyxdev.backends.open()
     topology: dict[Any, Any]  # set by pyxdev.topology
     def live(self) -> Live: ...
     def stream(self, device: int) -> Stream: ...
-    def adopt_stream(self, device: int, handle: int) -> Stream:
-        """A stream of somebody else by its vendor handle; close() leaves it alone. It must outlive this object."""
+    def adopt_stream(self, device: int, handle: int) -> Stream: ...
     def event(self, *, timing: bool = False) -> Event: ...
-    def buffer(self, device: int, nbytes: int, *, managed: bool = False) -> Buffer:
-        """Device memory, or page-locked memory for HOST. managed: freed by garbage collection without a warning."""
+    def buffer(self, device: int, nbytes: int, *, managed: bool = False) -> Buffer: ...
     def link(
         self,
         src: int,
@@ -113,11 +108,7 @@ class Runtime:
         tiles: int = 0,
         rate: float = 0.0,
         gate: bool = True,
-    ) -> Link:
-        """path: "direct", "staged" or "by_size" (direct from direct_from bytes up to below direct_to; 0: no end).
-
-        Staged from a device to itself goes through the host as well, to try that path where there is one device only.
-        """
+    ) -> Link: ...
     def ring(self, tiles: int, tile_bytes: int) -> Ring: ...
     def throttle(self, limit: int) -> Throttle: ...
     def host_access(self, address: int, nbytes: int, *, write: bool) -> None: ...
@@ -134,8 +125,7 @@ class Stream:
     def closed(self) -> bool: ...
     def wait(self, event: Event) -> None: ...
     def idle(self) -> bool: ...
-    def synchronize(self, timeout: float | None = None) -> bool:
-        """Waits for everything queued so far; False when `timeout` seconds passed first."""
+    def synchronize(self, timeout: float | None = None) -> bool: ...
     def fill(self, address: int, byte: int, nbytes: int) -> None: ...
     def copy(
         self,
@@ -149,11 +139,8 @@ class Stream:
         dst_pitch: int = 0,
         src_pitch: int = 0,
     ) -> None: ...
-    def begin_capture(self) -> None:
-        """What this thread queues here from now on is recorded and does not run. Until end_capture() it must not wait,
-        ask, allocate or free; nor may the stream wait for events of others."""
-    def end_capture(self) -> Graph:
-        """Ends the capture, also when it raises because something in it was not allowed."""
+    def begin_capture(self) -> None: ...
+    def end_capture(self) -> Graph: ...
     def launch(
         self,
         run: Callable[[], object],
@@ -163,10 +150,7 @@ class Stream:
         reads: Sequence[tuple[int, int]] = (),
         writes: Sequence[tuple[int, int]] = (),
         failed: Callable[[BaseException], object] | None = None,
-    ) -> None:
-        """A Python function as a kernel in stream order, simulated devices only. cost: seconds of the compute engine.
-        reads, writes: (address, bytes) on this stream's device. The function must not wait for a device. failed: takes
-        an exception that leaves it, Ctrl-C at its very first instruction included; without, that is a device fault."""
+    ) -> None: ...
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 class Event:
@@ -177,8 +161,7 @@ class Event:
     def closed(self) -> bool: ...
     def record(self, stream: Stream) -> None: ...
     def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks without the GIL; Ctrl-C is seen. False when `timeout` seconds of the runtime's clock passed."""
+    def wait(self, timeout: float | None = None) -> bool: ...
     def elapsed_since(self, begin: Event) -> float: ...
 
 class Graph:
@@ -230,8 +213,7 @@ class Link:
         released: Event | None = None,
         arrived: Event | None = None,
     ) -> None: ...
-    def drain(self) -> None:
-        """Waits until no copy is in flight. Raises DeviceFault if that does not come about."""
+    def drain(self) -> None: ...
     def path(self, nbytes: int) -> str: ...
     def tile(self, nbytes: int) -> int: ...
     @property
@@ -263,14 +245,12 @@ class Throttle:
     def limit(self) -> int: ...
     def admit(self, timeout: float | None = None) -> bool: ...
     def retire(self, stream: Stream) -> None: ...
-    def retire_at(self, lease: Lease) -> None:
-        """The same for an event that has been recorded already, lent for as long as it is waited for."""
+    def retire_at(self, lease: Lease) -> None: ...
     def withdraw(self) -> None: ...
     @property
     def in_flight(self) -> int: ...
     @property
-    def blocked(self) -> float:
-        """Seconds spent waiting in admit so far."""
+    def blocked(self) -> float: ...
 
 class Lease:
     """Something that was taken from a list: when nothing refers to the lease any more, it is appended there again."""
@@ -370,13 +350,6 @@ def scan_gguf_strings(held: bytearray, at: int, count: int) -> int | None:
     """Where `count` strings end."""
 
 class Array:
-    """A typed, shaped view of device memory. Keeps `owner` alive. Exports DLPack and __cuda_array_interface__;
-    on simulated devices it exports as CPU memory (and __array_interface__).
-
-    dtype: a name ("float32", "bfloat16", "int64", "bool", "float8_e4m3fn", ...) or a raw block type ("Q4_1"), whose
-    shape counts values and whose nbytes counts blocks; raw types export only through .raw.
-    """
-
     def __init__(
         self,
         runtime: Runtime,
@@ -390,9 +363,7 @@ class Array:
         owner: object = None,
         ready: Event | None = None,
         stream: Stream | None = None,
-    ) -> None:
-        """strides: in elements, None for C order. ready: the event after which the data is there; None: that of the
-        Array which owns it, if one does."""
+    ) -> None: ...
     @property
     def runtime(self) -> Runtime: ...
     @property
@@ -419,13 +390,9 @@ class Array:
     @property
     def ready(self) -> Event | None: ...
     @property
-    def raw(self) -> Array:
-        """The same bytes as a one-dimensional uint8 array."""
-    def numpy(self) -> Any:
-        """A copy in host memory; waits for `ready`. BFloat16 and 8-bit floats come as their bit patterns with a clear
-        error unless ml_dtypes is installed."""
-    def torch(self) -> Any:
-        """A zero-copy torch tensor through DLPack."""
+    def raw(self) -> Array: ...
+    def numpy(self) -> Any: ...
+    def torch(self) -> Any: ...
     def __dlpack__(
         self,
         *,

@@ -212,7 +212,10 @@ cdef class Copies:
         cdef Array array
         if not layout.specs:
             return arrays, None
-        event = self.events.pop() if self.events else self.stream.runtime.event()
+        try:  # two threads may be here
+            event = self.events.pop()
+        except IndexError:
+            event = self.stream.runtime.event()
         ready = lend(event, self.events)
         for spec in layout.specs:
             room = self.room(spec.nbytes)
@@ -233,15 +236,20 @@ cdef class Copies:
         self.events = []
 
     cdef Lease room(self, uint64_t nbytes):
-        cdef Py_ssize_t index
+        cdef list others = []
         cdef Buffer buffer
-        for index in range(len(self.memory) - 1, -1, -1):
-            buffer = self.memory[index]
-            if buffer.ptr == NULL:  # closed by the collector, together with a result that was part of a cycle
-                del self.memory[index]
-            elif nbytes <= buffer.room <= 2 * nbytes:
-                return lend(self.memory.pop(index), self.memory)
-        return lend(self.stream.runtime.buffer(self.stream.device, nbytes, managed=True), self.memory)
+        try:
+            while True:  # two threads may be here
+                buffer = self.memory.pop()
+                if buffer.ptr == NULL:  # closed by the collector, together with a result that was part of a cycle
+                    continue
+                if nbytes <= buffer.room <= 2 * nbytes:
+                    return lend(buffer, self.memory)
+                others.append(buffer)
+        except IndexError:
+            return lend(self.stream.runtime.buffer(self.stream.device, nbytes, managed=True), self.memory)
+        finally:
+            self.memory.extend(others)
 
 
 # ---- what submitting costs -------------------------------------------------------------------------------------------

@@ -32,6 +32,14 @@ class Live:
 
 @cython.no_gc_clear
 cdef class Runtime:
+    """One driver, opened: devices, and everything made on them. pyxdev.open() gives one; use it in a with statement, or
+    close it.
+
+    Devices are numbered from 0; HOST stands for page-locked host memory. Times are seconds on the runtime's clock,
+    sizes are bytes. Every call may raise what the driver reports: see pyxdev.errors. After a fork the child's is of no
+    use: Forked.
+    """
+
     def __init__(self, Driver driver not None, *, bint force_sync=False):
         cdef xd_error err
         cdef xd_runtime_options options
@@ -55,6 +63,7 @@ cdef class Runtime:
         return self.ptr
 
     def close(self):
+        """Gives the driver back. Raises Busy, with their names, while streams, events, buffers and so on are open."""
         cdef xd_error err
         cdef int status
         if self.ptr == NULL:
@@ -66,6 +75,7 @@ cdef class Runtime:
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __enter__(self):
@@ -91,9 +101,11 @@ cdef class Runtime:
 
     @property
     def device_count(self):
+        """How many devices there are."""
         return xd_runtime_device_count(self.alive())
 
     def device_info(self, int device):
+        """Name, uuid, PCI address, architecture, bytes of memory. Raises InvalidArgument for no such device."""
         cdef xd_error err
         cdef xd_device_info info
         check(xd_runtime_device_info(self.alive(), device, &info, &err), &err)
@@ -108,6 +120,7 @@ cdef class Runtime:
         )
 
     def memory_info(self, int device):
+        """(free, total) bytes of a device."""
         cdef xd_error err
         cdef uint64_t free_bytes = 0
         cdef uint64_t total_bytes = 0
@@ -115,18 +128,21 @@ cdef class Runtime:
         return free_bytes, total_bytes
 
     def peer_capable(self, int device, int peer):
+        """Whether the driver says that device can reach memory of peer. See topology for what has been verified."""
         cdef xd_error err
         cdef int capable = 0
         check(xd_runtime_peer_capable(self.alive(), device, peer, &capable, &err), &err)
         return bool(capable)
 
     def peer_enable(self, int device, int peer):
+        """Lets device reach memory of peer, for good; False where the pair cannot, or the driver has no room left."""
         cdef xd_error err
         cdef int enabled = 0
         check(xd_runtime_peer_enable(self.alive(), device, peer, &enabled, &err), &err)
         return bool(enabled)
 
     def clock(self):
+        """Seconds on the runtime's clock: monotonic host time, or simulated time."""
         return self.now()
 
     cdef double now(self) except -1:
@@ -134,6 +150,7 @@ cdef class Runtime:
 
     @property
     def force_sync(self):
+        """Whether the host itself waits where a stream should wait for an event of another device."""
         return bool(xd_runtime_forced_sync(self.alive()))
 
     @force_sync.setter
@@ -141,6 +158,7 @@ cdef class Runtime:
         xd_runtime_force_sync(self.alive(), on)
 
     def live(self):
+        """Counts of open objects, and bytes of memory."""
         cdef xd_live counts
         xd_runtime_live(self.alive(), &counts)
         return Live(
@@ -150,23 +168,36 @@ cdef class Runtime:
         )
 
     def host_access(self, uintptr_t address, uint64_t nbytes, *, bint write):
+        """The host is about to read or write page-locked memory. Checked on simulated devices: OrderViolation."""
         cdef xd_error err
         check(xd_host_access(self.alive(), <void *>address, nbytes, write, &err), &err)
 
     def stream(self, int device):
+        """A new Stream of a device."""
         return (<Stream>Stream.__new__(Stream)).open(self, device)
 
     def adopt_stream(self, int device, uintptr_t handle):
+        """A stream of somebody else by its vendor handle; close() leaves it alone. It must outlive this object."""
         return (<Stream>Stream.__new__(Stream)).open(self, device, handle)
 
     def event(self, *, bint timing=False):
+        """A new Event. timing: elapsed_since() can be asked."""
         return (<Event>Event.__new__(Event)).open(self, timing)
 
     def buffer(self, int device, nbytes, *, bint managed=False):
+        """nbytes of device memory, or of page-locked memory for HOST. managed: freed by collection without a warning.
+
+        Raises OutOfMemory; InvalidArgument for fewer than 0 bytes.
+        """
         return (<Buffer>Buffer.__new__(Buffer)).open(self, device, nbytes, managed)
 
     def link(self, int src, int dst, *, path="staged", direct_from=0, direct_to=0, max_bytes=0, tile_bytes=0, tiles=0,
              rate=0.0, gate=True):
+        """A Link. path: "direct", "staged" or "by_size": direct from direct_from bytes to below direct_to (0: no end).
+
+        Staged from a device to itself goes through the host as well, to try that path where there is one device only.
+        Raises NoPeerAccess for a direct path where there is none.
+        """
         cdef xd_link_options options
         if path not in PATHS:
             raise errors.InvalidArgument(f"path is {path!r}; allowed: {', '.join(PATHS)}")
@@ -181,7 +212,9 @@ cdef class Runtime:
         return (<Link>Link.__new__(Link)).open(self, src, dst, &options)
 
     def ring(self, tiles, tile_bytes):
+        """A Ring of so many tiles of tile_bytes each. Raises OutOfMemory."""
         return (<Ring>Ring.__new__(Ring)).open(self, tiles, tile_bytes)
 
     def throttle(self, limit):
+        """A Throttle of `limit` places."""
         return (<Throttle>Throttle.__new__(Throttle)).open(self, limit)

@@ -24,6 +24,8 @@ cdef void drop_python(void *arg) noexcept with gil:
 
 @cython.no_gc_clear
 cdef class Stream:
+    """A queue of work on one device, in order; from Runtime.stream(). close() leaves queued work alone."""
+
     cdef Stream open(self, Runtime runtime, int device, uintptr_t handle=0):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
@@ -47,6 +49,7 @@ cdef class Stream:
         return self.ptr
 
     def close(self):
+        """Queued work still runs."""
         if self.tail is not None:
             self.tail.close()
             self.tail = None
@@ -55,6 +58,7 @@ cdef class Stream:
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __del__(self):
@@ -68,6 +72,7 @@ cdef class Stream:
 
     @property
     def handle(self):
+        """The vendor's stream, as a number."""
         return <uintptr_t>xd_stream_handle(self.alive())
 
     def __cuda_stream__(self):
@@ -76,6 +81,7 @@ cdef class Stream:
         return 0, self.handle
 
     def wait(self, Event event not None):
+        """What is queued from now on runs after the event's last record. The host does not wait, unless force_sync."""
         self.wait_for(event)
 
     cdef int wait_for(self, Event event) except -1:
@@ -88,6 +94,7 @@ cdef class Stream:
         return check(status, &err)
 
     def idle(self):
+        """Whether everything queued has run."""
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef int idle = 0
@@ -98,12 +105,18 @@ cdef class Stream:
         return bool(idle)
 
     def synchronize(self, timeout=None):
-        if self.tail is None:
-            self.tail = self.runtime.event()
-        self.tail.record(self)
-        return self.tail.wait(timeout)
+        """Waits for everything queued so far; False when `timeout` seconds passed first."""
+        cdef Event tail, made = self.runtime.event() if self.tail is None else None
+        with cython.critical_section(self):  # of free-threaded Python; the GIL does as much
+            if self.tail is None:
+                self.tail = made
+            tail = self.tail
+        tail.record(self)
+        return tail.wait(timeout)
 
     def begin_capture(self):
+        """What this thread queues here from now on is recorded and does not run. Until end_capture() it must not wait,
+        ask, allocate or free; nor may the stream wait for events of others."""
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef int status
@@ -112,9 +125,11 @@ cdef class Stream:
         check(status, &err)
 
     def end_capture(self):
+        """The Graph of what was captured. Where something was not allowed it raises, and ends the capture too."""
         return (<Graph>Graph.__new__(Graph)).end(self)
 
     def fill(self, uint64_t address, int byte, uint64_t nbytes):
+        """Queues writing one byte, 0 to 255, to nbytes from an address on."""
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef int status
@@ -124,6 +139,11 @@ cdef class Stream:
 
     def copy(self, uint64_t dst, uint64_t src, uint64_t width, *, int dst_device, int src_device, uint64_t height=1,
              uint64_t dst_pitch=0, uint64_t src_pitch=0):
+        """Queues a copy of `height` rows of `width` bytes on the device, or between it and the host or a peer.
+
+        dst, src: addresses. dst_device, src_device: their devices, or HOST. dst_pitch, src_pitch: bytes from row to
+        row; 0: width.
+        """
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef xd_transfer transfer
@@ -150,6 +170,12 @@ cdef class Stream:
         return check(status, &err)
 
     def launch(self, run not None, *, double cost=0.0, label="", reads=(), writes=(), failed=None):
+        """A Python function as a kernel in stream order, simulated devices only. cost: seconds of the compute engine.
+        reads, writes: (address, bytes) on this stream's device. The function must not wait for a device. failed: takes
+        an exception that leaves it, Ctrl-C at its very first instruction included; without, that is a device fault.
+
+        Raises Unsupported on other devices.
+        """
         cdef xd_error err
         cdef xd_stream *stream = self.alive()
         cdef xd_kernel kernel
@@ -266,6 +292,9 @@ cdef class Graph:
 
 @cython.no_gc_clear
 cdef class Event:
+    """A point in a stream, once recorded there; from Runtime.event(). It may be recorded again, on any device; waits
+    that were queued keep the record that they found. Never recorded, it counts as done."""
+
     cdef Event open(self, Runtime runtime, bint timing):
         cdef xd_error err
         cdef xd_event *out = NULL
@@ -280,11 +309,13 @@ cdef class Event:
         return self.ptr
 
     def close(self):
+        """Waits that were queued keep what they wait for."""
         with nogil:
             xd_event_close(&self.ptr)
 
     @property
     def closed(self):
+        """Whether close() has been called."""
         return self.ptr == NULL
 
     def __dealloc__(self):
@@ -296,9 +327,11 @@ cdef class Event:
 
     @property
     def device(self):
+        """Where it was recorded last."""
         return xd_event_device(self.alive())
 
     def record(self, Stream stream not None):
+        """Stands for what the stream has queued so far, from now on."""
         cdef xd_error err
         cdef xd_event *event = self.alive()
         cdef xd_stream *recorder = stream.alive()
@@ -308,6 +341,7 @@ cdef class Event:
         check(status, &err)
 
     def done(self):
+        """Whether that has run. Does not block."""
         cdef xd_error err
         cdef xd_event *event = self.alive()
         cdef int done = 0
@@ -318,6 +352,7 @@ cdef class Event:
         return bool(done)
 
     def wait(self, timeout=None):
+        """Blocks without the GIL; Ctrl-C is seen. False when `timeout` seconds of the runtime's clock passed."""
         cdef xd_error err
         cdef xd_event *event = self.alive()
         cdef uint64_t deadline = after(self.runtime.alive(), nanoseconds(timeout))
@@ -336,6 +371,7 @@ cdef class Event:
                 return False
 
     def elapsed_since(self, Event begin not None):
+        """Seconds from `begin` to this. Raises InvalidArgument unless both have timing, one device, and are done."""
         cdef xd_error err
         cdef double seconds = 0
         check(xd_event_elapsed(begin.alive(), self.alive(), &seconds, &err), &err)

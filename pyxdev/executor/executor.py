@@ -378,6 +378,7 @@ class Executor:
 
     @property
     def closed(self) -> bool:
+        """Whether close() has been called."""
         return self._closed
 
     def close(self) -> None:

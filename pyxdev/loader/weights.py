@@ -93,9 +93,12 @@ class Weights(Mapping[str, Any]):
 
     @property
     def closed(self) -> bool:
+        """Whether the memory has been given back."""
         return not self._buffers
 
     def close(self) -> None:
+        """Gives the memory back, but for that of devices whose arrays another library may still look at: those give
+        theirs back when the last of them is gone."""
         arrays = [weakref.ref(array) for made in self._made.values() for array in _arrays(made)]
         self._made.clear()
         # What was exported and is still there may be looked at by somebody else.

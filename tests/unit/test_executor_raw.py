@@ -374,6 +374,26 @@ def test_a_kernel_of_the_callers_that_does_not_wait_is_found() -> None:
         mine.synchronize()
 
 
+def test_results_that_many_threads_take_do_not_share_memory() -> None:
+    """Of sizes that the memory of some results fits, and of others does not."""
+    wrong: list[object] = []
+    with Executor([0], [twice], adapter="raw", in_flight=8, machine=machine(1)) as pipe:
+
+        def work(number: int) -> None:
+            for n in range(40):
+                size, value = 100 << (number + n) % 4, 100 * number + n
+                found = pipe.submit(np.full(size, value, np.float64)).result().numpy()
+                if found.shape != (size,) or not (found == 2 * value).all():
+                    wrong.append((number, n, found))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_results_are_inputs_at_once(seed: int) -> None:
     """Of the same executor and of another, on its own or in parts, while they are on their way."""

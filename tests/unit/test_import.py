@@ -1,9 +1,11 @@
 """Importing pyxdev: silent, without any vendor's package, without reading a setting or touching a device."""
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,15 @@ def test_a_setting_is_not_read_at_import():
 def test_every_public_name_is_there_and_documented():
     assert len(set(pyxdev.__all__)) == len(pyxdev.__all__)
     for name in pyxdev.__all__:
-        assert hasattr(pyxdev, name), name
+        thing = getattr(pyxdev, name)
+        if name == "HOST":
+            continue
+        assert inspect.getdoc(thing), name
+        members = vars(thing) if inspect.isclass(thing) else {}
+        for member, value in members.items():
+            attribute = isinstance(value, types.GetSetDescriptorType)
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)) and not attribute:
+                assert inspect.getdoc(value), f"{name}.{member}"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
