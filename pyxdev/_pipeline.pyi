@@ -267,6 +267,22 @@ class Views:
     @property
     def uses(self) -> int: ...
 
+class Loans:
+    """Outputs of a torch stage that are the caller's results as they are.
+
+    Their memory is the stage's stream's, as torch's allocator sees it: it would serve the stage again at once when the
+    caller drops them, although his stream may still have to read it. So we keep another tensor over it until he has,
+    and then the stage's stream waits for his.
+    """
+
+    def __init__(self, count: Callable[[int], int] | None) -> None: ...
+    def lend(self, tensor: Any, stream: Stream, theirs: tuple[int, int, int]) -> None:
+        """theirs: the caller's stream as torch knows it."""
+    def settle(self, stream: Stream) -> None:
+        """Lets go of some that the caller has dropped; stream, the stage's, waits for his."""
+    def close(self) -> list[tuple[Any, tuple[int, int, int]]]:
+        """Those that the caller still has, and his streams."""
+
 class TorchStage:
     """What the torch adapter does for every microbatch. A subclass has describe(tensor), open_stream(stage) and
     watched(stage, x), which calls a stage that has sync_check."""
@@ -287,5 +303,9 @@ class TorchStage:
         """Of torch's current stream there."""
     def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
         """A dense tensor's copy, made by the current stream of its device, as which it is given. clone() is slower."""
-    def users(self, tensor: Any) -> int:
-        """How many tensors share the memory. 0 where this torch cannot tell."""
+    def views(self, memory: Any, tensors: list[Any]) -> Views: ...
+    @property
+    def loans(self) -> Loans: ...
+    def lend(self, tensors: list[Any], stream: Stream) -> bool:
+        """Gives these outputs, which are complete, to the caller, whose current stream this is. False if he must have
+        copies."""

@@ -10,6 +10,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
 from collections import deque, namedtuple
+from functools import partial
+from weakref import ref as weakref
 
 from pyxdev._native cimport Array, Buffer, Event, Lease, Link, Runtime, Stream
 from pyxdev.xdev cimport XD_HOST, xd_function, xd_kernel, xd_range

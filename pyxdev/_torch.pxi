@@ -9,7 +9,56 @@ cdef class Views:
         self.memory, self.tensors, self.uses = memory, tensors, uses
 
 
+cdef class Loans:
+    cdef object count
+    cdef dict made  # number -> (another tensor over the memory, the caller's stream, as torch knows it, weak reference)
+    cdef object dropped  # numbers of those whose tensor is gone; a view of it may not be
+    cdef Py_ssize_t number
+    cdef Event read
+
+    def __init__(self, count):
+        self.count, self.made, self.dropped = count, {}, deque()
+
+    def lend(self, tensor, Stream stream not None, tuple theirs not None):
+        cdef Py_ssize_t number = self.number
+        self.number += 1
+        gone = weakref(tensor, partial(self.note, number))
+        self.made[number] = tensor.detach(), stream, theirs, gone
+
+    def note(self, number, gone):
+        self.dropped.append(number)
+
+    cpdef settle(self, Stream stream):
+        cdef Py_ssize_t n, number
+        cdef Stream reader
+        for n in range(min(len(self.dropped), 4)):  # each that is left is looked at again, later
+            number = self.dropped.popleft()
+            tensor, reader, _, _ = self.made[number]
+            if users(self.count, tensor) > 1:
+                self.dropped.append(number)
+                continue
+            if self.read is None:
+                self.read = stream.runtime.event()
+            self.read.record(reader)
+            stream.wait_for(self.read)
+            del self.made[number]
+
+    def close(self):
+        left = [(tensor, theirs) for tensor, _, theirs, _ in self.made.values()]
+        self.made.clear()
+        self.dropped.clear()
+        if self.read is not None:
+            self.read.close()
+        return left
+
+
+cdef Py_ssize_t users(count, tensor) except -1:
+    """How many tensors share the memory. 0 where this torch cannot tell."""
+    return count(tensor.untyped_storage()._cdata) - 1 if count is not None else 0
+
+
 cdef class TorchStage:
+    cdef readonly Loans loans
     cdef object tensor  # the class
     cdef object empty_like
     cdef object strided
@@ -24,6 +73,7 @@ cdef class TorchStage:
         self.tensor, self.strided, self.empty_like = torch.Tensor, torch.strided, torch.empty_like
         self.layouts, self.specs = layouts, {}
         self.count = getattr(native, "_storage_Use_Count", None)
+        self.loans = Loans(self.count)
         # What torch.cuda.current_stream() and set_stream() call: the objects that they make beside it take longer.
         self.get_device = getattr(native, "_cuda_getDevice", None)
         self.set_device = getattr(native, "_cuda_setDevice", None)
@@ -63,8 +113,16 @@ cdef class TorchStage:
             raise errors.InvalidArgument(f"a tensor of layout {tensor.layout} cannot be sent; strided ones can")
         return spec
 
-    cpdef Py_ssize_t users(self, tensor):
-        return self.count(tensor.untyped_storage()._cdata) - 1 if self.count is not None else 0
+    def views(self, memory, list tensors not None):
+        return Views(memory, tensors, users(self.count, memory))
+
+    cpdef bint lend(self, list tensors, Stream stream) except -1:
+        theirs = self.get_stream(stream.device)
+        if self.count is None or theirs[0] and not theirs[0] & 1:
+            return False  # a stream that is not torch's own may be destroyed before the tensors
+        for tensor in tensors:
+            self.loans.lend(tensor, stream, theirs)
+        return True
 
     def call(self, stage, Views views not None, Value incoming not None):
         cdef list arrays = [], plain = [], specs = [], spans = []
@@ -79,7 +137,7 @@ cdef class TorchStage:
                 specs.append(self.own(stage, arrays, n))
         finally:
             self.leave(before)
-        if views.uses != self.users(views.memory):
+        if views.uses != users(self.count, views.memory):
             raise errors.InvalidArgument(
                 "kept a tensor of its input, whose memory serves the next ones; keep a clone()"
             )
@@ -116,7 +174,7 @@ cdef class TorchStage:
             )
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
-        elif self.users(tensor) != 1:
+        elif users(self.count, tensor) != 1:
             tensor = tensor.clone()
         arrays[n] = tensor
         return spec

@@ -62,8 +62,12 @@ class Adapter(Protocol):
         """Where the memory of a capture comes from, besides the stage's blocks; gives what keeps it alive. Makes what
         queue() must find ready for this slot."""
 
-    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
-        """The output of the last stage, which is complete, as the caller's own."""
+    def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
+        """A copy of what a graph of the last stage has written, queued right after it."""
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
+        """The output of the last stage, which is complete, as the caller's own. sole: nobody else can ask for it, or
+        pass it on."""
 
     def close(self) -> None:
         """Gives back what run() and source() opened."""

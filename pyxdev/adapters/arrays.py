@@ -68,6 +68,13 @@ class ArrayAdapter:
     def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
         raise Unsupported(self.uncapturable)
 
+    def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
+        block = stage.blocks.take(turn, outgoing.layout.nbytes)
+        spans = [(offset, block.item.address + offset, nbytes) for offset, _, nbytes in outgoing.spans]
+        for (_, source, nbytes), (_, address, _) in zip(outgoing.spans, spans, strict=True):
+            stage.stream.copy(address, source, nbytes, dst_device=stage.device, src_device=stage.device)
+        return Activation(stage.device, outgoing.value, spans, block)
+
     def close(self) -> None:
         self._streams.close()
 

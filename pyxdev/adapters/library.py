@@ -209,7 +209,7 @@ class LibraryAdapter(ArrayAdapter):
 
     # ---- results ----
 
-    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
         theirs = self._streams.of(stage.runtime, stage.device, self._library.callers_stream())
         if self._library.copies_results:
             arrays = self._copies(stage, output, theirs)

@@ -180,7 +180,7 @@ class NumpyAdapter(ArrayAdapter):
 
     # ---- results ----
 
-    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
         layout = output.layout
         arrays = fetch.read(output, partial(_copies, layout))
         return build(layout.structure, iter(arrays), iter(output.value.values()))

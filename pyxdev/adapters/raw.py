@@ -70,6 +70,6 @@ class RawAdapter(ArrayAdapter):
 
     # ---- results ----
 
-    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
         copies, _ = fetch.copies(output, stage.outputs)
         return build(output.layout.structure, iter(copies), iter(output.value.values()))

@@ -92,6 +92,7 @@ class TorchAdapter(TorchStage, ArrayAdapter):
 
     def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         views = slot.views.get(incoming.layout) or self._make_views(stage, slot, incoming)
+        self.loans.settle(stage.stream)
         try:
             return self.call(stage, views, incoming)
         except BaseException as error:
@@ -150,19 +151,37 @@ class TorchAdapter(TorchStage, ArrayAdapter):
             memory[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).view(spec.shape).detach()
             for offset, spec in zip(layout.offsets, layout.specs, strict=True)
         ]
-        return Views(memory, tensors, self.users(memory))
+        return self.views(memory, tensors)
 
     # ---- results ----
 
-    def result(self, stage: BoundStage, fetch: Fetch, output: Activation) -> Any:
-        """Copies, so that the memory belongs to the caller's stream, as torch's allocator sees it."""
+    def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
+        """To memory of torch's, as outputs of a stage that is no graph."""
+        self.loans.settle(stage.stream)
+        with self._current(stage):
+            tensors = [
+                self.copy_of(tensor, spec.nbytes, stage.stream)
+                for tensor, spec in zip(outgoing.keep, outgoing.layout.specs, strict=True)
+            ]
+        spans = [
+            (offset, tensor.data_ptr(), spec.nbytes)
+            for offset, tensor, spec in zip(outgoing.layout.offsets, tensors, outgoing.layout.specs, strict=True)
+            if spec.nbytes
+        ]
+        return Activation(stage.device, outgoing.value, spans, tensors)
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
+        """The outputs themselves where nobody else can ask for them; otherwise copies, whose memory belongs to the
+        caller's stream, as torch's allocator sees it."""
         layout = output.layout
         tensors: list[Any] = []
         if layout.specs:
             theirs = self._their_stream(stage.runtime, stage.device)
+            if sole and self.lend(output.keep, theirs):
+                return build(layout.structure, iter(output.keep), iter(output.value.values()))
             released = stage.outputs.reader()
             try:
-                for tensor, spec in zip(self._tensors(stage, output), layout.specs, strict=True):
+                for tensor, spec in zip(output.keep, layout.specs, strict=True):
                     tensors.append(self.copy_of(tensor, spec.nbytes, theirs))
                 released.record(theirs)
             except BaseException:
@@ -171,8 +190,7 @@ class TorchAdapter(TorchStage, ArrayAdapter):
             stage.outputs.hold(released, output.keep, NEVER)
         return build(layout.structure, iter(tensors), iter(output.value.values()))
 
-    def _tensors(self, stage: BoundStage, output: Activation) -> list[Any]:
-        if isinstance(output.keep, list):
-            return output.keep
-        # A copy of what a graph has written.
-        return self._views(stage, output.keep.item.address, output.keep, output.layout).tensors
+    def close(self) -> None:
+        for tensor, (stream, device, kind) in self.loans.close():  # the stage's stream will not be there to wait
+            tensor.record_stream(torch.cuda.Stream(stream_id=stream, device_index=device, device_type=kind))
+        super().close()

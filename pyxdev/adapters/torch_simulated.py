@@ -13,9 +13,11 @@ from torch.utils.dlpack import from_dlpack
 
 from pyxdev._native import Array, Lease, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
+from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.torch import TorchAdapter
 
 if TYPE_CHECKING:
+    from pyxdev.executor.results import Fetch
     from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
     from pyxdev.executor.tickets import Microbatch
@@ -57,6 +59,17 @@ class SimulatedTorchAdapter(TorchAdapter):
         memory = Array(stage.runtime, stage.device, block.item.address, (spec.nbytes,), "uint8", owner=block)
         arrays[n] = from_dlpack(memory).view(arrays[n].dtype).view(spec.shape).copy_(arrays[n])
         return spec
+
+    copied = ArrayAdapter.copied
+
+    def lend(self, tensors: list[Any], stream: Stream) -> bool:
+        return False
+
+    def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
+        if not isinstance(output.keep, list):  # of a graph
+            tensors = self._views(stage, output.keep.item.address, output.keep, output.layout).tensors
+            output = Activation(output.device, output.value, output.spans, tensors)
+        return super().result(stage, fetch, output, sole)
 
     def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
         return tensor.clone()  # to host memory, which is none of the simulated device's

@@ -243,9 +243,14 @@ class Executor:
         for x in inputs:
             waiting.append(self.submit(x))
             if len(waiting) == self._limit:
-                yield waiting.popleft().result()
+                yield self._next(waiting)
         while waiting:
-            yield waiting.popleft().result()
+            yield self._next(waiting)
+
+    def _next(self, waiting: deque[Ticket]) -> Any:
+        """The result of the first, whose ticket nobody else has."""
+        ticket = waiting.popleft()
+        return self.result_of(ticket._batch, None, sole=True)
 
     # ---- what tickets ask ----
 
@@ -266,7 +271,7 @@ class Executor:
         finally:
             self._guests.discard(guest)
 
-    def result_of(self, batch: Microbatch, timeout: float | None) -> Any:
+    def result_of(self, batch: Microbatch, timeout: float | None, sole: bool = False) -> Any:
         """See Ticket.result()."""
         if timeout is not None and not timeout >= 0:
             raise InvalidArgument(f"timeout is {timeout!r}; seconds from 0 up, or None for no limit, are allowed")
@@ -279,7 +284,7 @@ class Executor:
             error = _reason(batch)
             if error is None:
                 assert batch.output is not None  # no error, so the last stage has set it
-                return self._line.last.adapter.result(self._line.last, self._line.fetch, batch.output)
+                return self._line.last.adapter.result(self._line.last, self._line.fetch, batch.output, sole)
         except DeviceFault as fault:
             self._lose(fault)
             raise

@@ -43,9 +43,7 @@ class Captured:
 
     def __init__(self, graph: Graph, outgoing: Activation, memory: Any, constants: tuple[Any, ...]) -> None:
         self._graph = graph
-        self._value = outgoing.value
-        self._spans = outgoing.spans
-        self._keep = outgoing.keep
+        self._outgoing: Activation | None = outgoing
         self._memory = memory
         self._constants = constants
         self._free: list[None] = [None]  # empty while somebody needs the outputs of the last launch
@@ -57,21 +55,16 @@ class Captured:
     def launch(self, stage: BoundStage, turn: int) -> Activation:
         """Queues it; returns its outputs."""
         self._graph.launch(stage.stream)
+        outgoing = self._outgoing
+        assert outgoing is not None  # it is not closed
         if stage.is_last:
-            return self._copied(stage, turn)
-        return Activation(stage.device, self._value, self._spans, Lease(self._free.pop(), self._free))
-
-    def _copied(self, stage: BoundStage, turn: int) -> Activation:
-        block = stage.blocks.take(turn, self._value.layout.nbytes)
-        spans = [(offset, block.item.address + offset, nbytes) for offset, _, nbytes in self._spans]
-        for (_, source, nbytes), (_, address, _) in zip(self._spans, spans, strict=True):
-            stage.stream.copy(address, source, nbytes, dst_device=stage.device, src_device=stage.device)
-        return Activation(stage.device, self._value, spans, block)
+            return stage.adapter.copied(stage, turn, outgoing)
+        return Activation(stage.device, outgoing.value, outgoing.spans, Lease(self._free.pop(), self._free))
 
     def close(self) -> None:
         """No launch is left to run."""
         self._graph.close()
-        self._keep = self._memory = None  # in this order: torch's tensors before their pool
+        self._outgoing = self._memory = None  # in this order: torch's tensors before their pool
 
 
 class Trial:

@@ -92,6 +92,31 @@ def test_the_callers_stream_and_device_stay_and_order_the_data(torch, runtime):
         assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.parametrize("graph", ["off", "on"])
+@pytest.mark.parametrize("own", [False, True])
+def test_results_of_map_are_dropped_before_they_are_read(torch, runtime, graph, own):
+    """They are the last stage's outputs themselves, whose memory it must not write again before the caller's stream has
+    read them; some are kept, one by a view, also when the pipeline is closed."""
+    last = runtime.device_count - 1
+    xs = [torch.full((1 << 20,), float(n), device="cuda:0") for n in range(60)]
+    kept = {}
+    with torch.cuda.device(last), torch.cuda.stream(torch.cuda.Stream() if own else torch.cuda.current_stream()):
+        total = torch.zeros((), device=f"cuda:{last}")
+        with Executor([0, last], [lambda x: x * 2, lambda x: x + 1], runtime=runtime, graph=graph) as pipeline:
+            results = pipeline.map(xs)
+            for n in range(len(xs)):
+                y = next(results)
+                torch.cuda._sleep(2_000_000)
+                total += (y - (2 * n + 1)).abs().max()
+                if n % 7 == 0:
+                    kept[n] = y[5:] if n else y
+                del y
+            results.close()
+        others = [torch.full((1 << 20,), -1.0, device=f"cuda:{last}") for _ in range(8)]
+        assert total.item() == 0 and all(other[0].item() == -1 for other in others)
+        assert all((y == 2 * n + 1).all().item() for n, y in kept.items())
+
+
 @pytest.mark.parametrize("kind", ["static", "cache", "input", "strided", "inplace"])
 def test_outputs_that_others_refer_to(torch, runtime, kind):
     device = f"cuda:{runtime.device_count - 1}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from executor_cases import machine
 torch = pytest.importorskip("torch")
 
 from pyxdev import Array  # noqa: E402
+from pyxdev._pipeline import Loans, TorchStage  # noqa: E402
 from pyxdev.adapters import torch_simulated  # noqa: E402
-from pyxdev.adapters.activation import build, flatten  # noqa: E402
+from pyxdev.adapters.activation import Layouts, build, flatten  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
+from pyxdev.backends import open as open_backend  # noqa: E402
 from pyxdev.errors import InvalidArgument, StageError  # noqa: E402
 from pyxdev.executor import Executor, Stage  # noqa: E402
 
@@ -388,3 +391,71 @@ def test_graphs_of_changing_shapes_and_in_place_stages() -> None:
             assert torch.equal(y, torch.arange(size) * 2)
         assert [stage.captured for stage in executor.plan().stages] == [6, 6]
         del y
+
+
+# ---- results that are outputs themselves, which GPUs have: the part of it that simulated devices can show ----
+
+
+def open_runtime() -> Any:
+    return open_backend("sim", machine=machine(1))
+
+
+def test_memory_of_a_dropped_result_is_the_stages_again_after_the_callers_stream() -> None:
+    loans = Loans(torch._C._storage_Use_Count)
+    with open_runtime() as runtime:
+        stage, caller = runtime.stream(0), runtime.stream(0)
+        end = runtime.event()
+        tensor = torch.ones(4)
+        loans.lend(tensor, caller, (0, 0, 1))
+        view = tensor[1:]
+        caller.launch(lambda: None, cost=2e-3)  # reads it
+        for _ in range(3):
+            loans.settle(stage)  # it is still the caller's
+        del tensor
+        loans.settle(stage)  # a view of it is
+        end.record(stage)
+        assert end.wait() and runtime.clock() < 2e-3
+        assert view.tolist() == [1, 1, 1]
+        del view
+        loans.settle(stage)
+        end.record(stage)
+        assert end.wait() and runtime.clock() >= 2e-3
+        assert loans.close() == []
+        for thing in (stage, caller, end):
+            thing.close()
+
+
+def test_many_views_of_results_do_not_keep_the_others() -> None:
+    """Few are looked at for a microbatch, and each in its turn."""
+    loans = Loans(torch._C._storage_Use_Count)
+    with open_runtime() as runtime:
+        stage = runtime.stream(0)
+        views = []
+        for n in range(200):
+            tensor = torch.full((4,), float(n))
+            loans.lend(tensor, stage, (0, 0, 1))
+            if n % 2:
+                views.append(tensor[:1])
+        del tensor
+        for _ in range(200):
+            loans.settle(stage)
+        left = loans.close()
+        assert sorted(float(tensor[0]) for tensor, _ in left) == [float(view[0]) for view in views]
+        stage.close()
+
+
+@pytest.mark.parametrize("number, lent", [(0, True), (7, True), (0x55D0, False)])
+def test_what_a_stream_of_somebody_else_reads_is_copied(number: int, lent: bool) -> None:
+    """It may be destroyed before the results are dropped. torch numbers such streams by their addresses."""
+    native = SimpleNamespace(
+        _storage_Use_Count=torch._C._storage_Use_Count, _cuda_getCurrentStream=lambda device: (number, device, 1)
+    )
+    fake = SimpleNamespace(Tensor=torch.Tensor, strided=torch.strided, empty_like=torch.empty_like, _C=native)
+    stage = TorchStage(fake, Layouts())
+    with open_runtime() as runtime:
+        stream = runtime.stream(0)
+        tensor = torch.ones(3)
+        assert stage.lend([tensor], stream) is lent
+        left = [(tensor.tolist(), theirs) for tensor, theirs in stage.loans.close()]
+        assert left == [([1, 1, 1], (number, 0, 1))] * lent
+        stream.close()
