@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -372,6 +373,37 @@ static void cancelled(void)
     xd_buffer_close(&to.buffer);
 }
 
+enum { CANCELLED_AT = 5 };
+
+static xd_reader *reading;
+static atomic_int reads;
+
+static ssize_t cancelling_preadv(int fd, const struct iovec *parts, int count, off_t offset)
+{
+    if (++reads == CANCELLED_AT)
+        xd_reader_cancel(reading);
+    return preadv(fd, parts, count, offset);
+}
+
+/* How soon, in tiles: a worker ends with the one that it is at. */
+static void cancelled_half_way(void)
+{
+    static const xd_io calls = {.preadv = cancelling_preadv, .cached = scripted_cached};
+    target to = on_device(0, FILE_BYTES);
+    xd_piece piece = {.fd = plain, .direct_fd = -1, .bytes = FILE_BYTES, .address = to.address};
+    for (unsigned workers = 1; workers <= 4; workers++) {
+        reads = 0;
+        reading = open_reader(&piece, 1, (xd_reader_options){.tiles = 8, .workers = workers, .calls = &calls,
+                                                             .tile_bytes = PAGE});
+        FAILS(xd_reader_run_all(reading, 0, &err), XD_CANCELLED);
+        CHECK(reads >= CANCELLED_AT && reads < CANCELLED_AT + (int)workers);
+        CHECK(progress(reading, 0).done <= CANCELLED_AT * PAGE + (workers - 1) * PAGE);
+        CHECK_EQ(xd_reader_failed(reading), -1);
+        xd_reader_close(&reading);
+    }
+    xd_buffer_close(&to.buffer);
+}
+
 static void *work(void *reader)
 {
     xd_error own;
@@ -533,6 +565,7 @@ int main(void)
     given_ring();
     truncated();
     cancelled();
+    cancelled_half_way();
     together(0);
     together(1);
     all_workers();
