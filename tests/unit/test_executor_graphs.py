@@ -517,6 +517,7 @@ def test_a_device_that_fails_at_any_call_takes_graphs_along() -> None:
             run(pipeline, stages, vectors(WARM))
             fault.arm(at, sticky=True, status="DEVICE_FAULT")
             tickets: list[Any] = []
+            ticket = None
             for x in vectors(4):
                 try:
                     ticket = pipeline.submit(x)
