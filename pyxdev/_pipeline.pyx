@@ -212,19 +212,21 @@ cdef class Copies:
         cdef Lease room, ready
         cdef Event event
         cdef Array array
+        cdef int device = self.stream.device
+        cdef Runtime runtime = self.stream.runtime
         if not layout.specs:
             return arrays, None
         try:  # two threads may be here
             event = self.events.pop()
         except IndexError:
-            event = self.stream.runtime.event()
+            event = runtime.event()
         ready = lend(event, self.events)
         for spec in layout.specs:
             room = self.room(spec.nbytes)
             arrays.append(
                 Array(
-                    self.stream.runtime, self.stream.device, (<Buffer>room.item).at, spec.shape, spec.dtype,
-                    nbytes=spec.nbytes, owner=(room, ready), ready=event,
+                    runtime, device, (<Buffer>room.item).at, spec.shape, spec.dtype, nbytes=spec.nbytes,
+                    owner=(room, ready), ready=event,
                 )
             )
         for offset, array in zip(layout.offsets, arrays):

@@ -139,7 +139,8 @@ class Executor:
             return Ticket(self, batch)
         batch = self._admit()
         self._enqueue(batch, source)
-        self._raise_fault()
+        if self._fault is not None:
+            raise _again(self._fault)
         self._raise_interrupt()
         return Ticket(self, batch)
 
@@ -417,9 +418,6 @@ class Executor:
     def _check(self) -> None:
         if self._closed:
             raise Closed("the executor is closed")
-        self._raise_fault()
-
-    def _raise_fault(self) -> None:
         if self._fault is not None:
             raise _again(self._fault)
 

@@ -63,10 +63,9 @@ class Microbatch:
 
     def outcome(self) -> BaseException | None:
         """The error to raise, once the device is through with the microbatch."""
-        if self.error is not None or not self.stopped:
-            return self.error
         failed = self.epoch.failed
-        assert failed is not None
+        if self.error is not None or failed is None or failed.index > self.index:
+            return self.error
         return Cancelled(
             f"microbatch {self.index}: cancelled, because microbatch {failed.index} failed: {failed.error}"
         )
