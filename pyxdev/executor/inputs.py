@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from typing import Any
 
@@ -238,7 +239,9 @@ class Inputs:
             pinned.nbytes = 0
             pinned.buffer = self._runtime.buffer(HOST, room, managed=True)
             pinned.address, pinned.nbytes = pinned.buffer.address, room
-            pinned.memory = np.frombuffer(memoryview(pinned.buffer), np.uint8)
+            # Not the buffer's own memoryview: who lets go of an array last may end it late in free-threaded Python,
+            # and until then the buffer could not be closed.
+            pinned.memory = np.frombuffer((ctypes.c_uint8 * room).from_address(pinned.address), np.uint8)
         if self._checked:
             self._runtime.host_access(pinned.address, nbytes, write=True)
         return pinned
