@@ -91,8 +91,9 @@ def _on_host(leaf: Any) -> Any:
 
 def host_spec(leaf: Any) -> Spec:
     """The Spec of a NumPy array. Raises InvalidArgument for one whose values are not in its bytes alone."""
-    if leaf.dtype.hasobject or leaf.dtype.names or isinstance(leaf, np.ma.MaskedArray):
-        kind = "masked array" if isinstance(leaf, np.ma.MaskedArray) else f"array of dtype {leaf.dtype}"
+    masked = type(leaf) is not np.ndarray and isinstance(leaf, np.ma.MaskedArray)  # numpy.ma takes long to import
+    if leaf.dtype.hasobject or leaf.dtype.names or masked:
+        kind = "masked array" if masked else f"array of dtype {leaf.dtype}"
         raise InvalidArgument(f"a {kind} cannot go to a device; plain numbers, bools and fixed-size bytes can")
     return Spec(leaf.shape, dtype_name(leaf.dtype), leaf.nbytes)
 

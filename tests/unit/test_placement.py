@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from bisect import bisect_right
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,3 +191,22 @@ def test_rows(shapes: list[tuple[list[int], int]], split: list[float]) -> None:
     tensors.append(Tensor("matrix", "F4", (2**61, 2), 0, 2**61))
     parts = placement.by_rows(Tensors.listed(tensors), len(split), split)
     assert parts.T.tolist() == rows_of(tensors, split)
+
+
+def test_nothing_is_imported_to_place_tensors() -> None:
+    """numpy.ma, which np.unique() imports, would make a process's first load of a small model twice as long."""
+    code = """
+import sys
+from pyxdev.loader.header import Tensor, Tensors
+from pyxdev.loader.placement import by_layers, by_rows
+tensors = Tensors.listed([Tensor(f"layers.{n}.weight", "F4", (4, 4), 64 * n, 64) for n in range(6)])
+before = set(sys.modules)
+assert by_layers(tensors, 2).tolist() == [0, 0, 0, 1, 1, 1] and len(by_rows(tensors, 2).T) == 12
+assert set(sys.modules) == before, set(sys.modules) - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(st.lists(st.integers(-3, 5)))
+def test_distinct(values: list[int]) -> None:
+    assert placement._distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
