@@ -342,6 +342,38 @@ def test_several_executors_on_one_runtime_and_on_several() -> None:
         assert not runtime.live().any()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_stages_of_two_executors_run_at_once_where_python_can(shared: bool) -> None:
+    """Each looks for the other, in Python and never made to give way: under the GIL at most one meets it."""
+    free = not getattr(sys, "_is_gil_enabled", lambda: True)()
+    inside = [False, False]
+    met = [False, False]
+
+    def look(me: int, x: Any) -> Any:
+        inside[me] = True
+        for _ in range(10**9 if free else 10**5):
+            if inside[1 - me]:
+                met[me] = True
+                break
+        return x
+
+    before = sys.getswitchinterval()
+    with open_backend("sim", machine=machine(2)) as runtime:
+        options: dict[str, Any] = {"runtime": runtime} if shared else {"machine": machine(2)}
+        stages = [Stage(lambda stage, x, me=me: look(me, x), adapter="raw") for me in range(2)]
+        with Executor([0], stages[:1], **options) as one, Executor([1], stages[1:], **options) as two:
+            threads = [threading.Thread(target=executor.submit, args=(np.zeros(3),)) for executor in (one, two)]
+            try:
+                sys.setswitchinterval(1000)
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            finally:
+                sys.setswitchinterval(before)
+    assert inside == [True, True] and all(met) == free
+
+
 def test_many_threads_submit_and_wait() -> None:
     failures: list[BaseException] = []
     with pipe(in_flight=5) as executor:
