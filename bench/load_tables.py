@@ -3,7 +3,7 @@
     python bench/load_tables.py            prints them
     python bench/load_tables.py --write    puts them where docs/loader.md has its tables
 
-The newest row of each machine, case, method and load counts. Probes of the plain loop are left out.
+The newest run of each machine and case counts. Probes of the plain loop are left out.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ Row = dict[str, Any]
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    kept: dict[tuple[Any, ...], Row] = {}
+    kept: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        kept[row["machine"], row["case"], row["method"] if "peer" not in row else "best", row.get("load")] = row
-    return [row for row in kept.values() if not row["method"].startswith("plain loop:")]
+        run = kept.setdefault((row["machine"], row["case"]), [])
+        if run and (run[0]["date"], run[0]["commit"]) != (row["date"], row["commit"]):
+            run.clear()
+        run.append(row)
+    return [row for run in kept.values() for row in run if not row["method"].startswith("plain loop:")]
 
 
 def tables(rows: Iterable[Row]) -> Iterator[str]:
@@ -40,8 +43,7 @@ def tables(rows: Iterable[Row]) -> Iterator[str]:
     rows = newest(rows)
     for machine in dict.fromkeys(row["machine"] for row in rows):
         mine = [row for row in rows if row["machine"] == machine]
-        stamps = sorted({f"{row['date']}, commit {row['commit']}" for row in mine})
-        yield f"### {machine}\n\nMeasured {'; '.join(stamps)}.\n"
+        yield f"### {machine}\n"
         for case in dict.fromkeys(row["case"] for row in mine):
             yield table(case, [row for row in mine if row["case"] == case])
 
@@ -50,7 +52,8 @@ def table(case: str, rows: list[Row]) -> str:
     limits = [row for row in rows if row["method"].startswith("limit: ")]
     loads = [row for row in rows if row not in limits and "peer" not in row]
     named = [f"{row['method'].removeprefix('limit: ')} {row['figure']:.1f}" for row in limits]
-    lines = [f"**{case}**" + (f": limits, GB/s: {'; '.join(named)}" if named else ""), ""]
+    when = f"{rows[0]['date']}, commit {rows[0]['commit']}"
+    lines = [f"**{case}** ({when})" + (f": limits, GB/s: {'; '.join(named)}" if named else ""), ""]
     lines += ["| loader | first load, GB/s | second load, GB/s | second, of the limit |", "| --- | --- | --- | --- |"]
     for method in dict.fromkeys(row["method"] for row in loads):
         found = {row.get("load"): row for row in loads if row["method"] == method}

@@ -104,8 +104,9 @@ def test_rows_become_tables() -> None:
     stamp = {"bench": "load", "machine": "1x Card", "date": "2026-01-02", "commit": "abc"}
     load = {**stamp, "case": "shards, warm", "unit": "GB/s", "limit_name": "upload", "limit": 50.0}
     rows = [
+        {**load, "commit": "older", "method": "pyxdev", "load": "first", "figure": 10.0, "ratio": 0.2},
+        {**load, "commit": "older", "method": "gone", "load": "first", "figure": 10.0, "ratio": 0.2},
         {**stamp, "case": "shards, warm", "method": "limit: upload", "figure": 50.0, "ratio": 1.0},
-        {**load, "method": "pyxdev", "load": "first", "figure": 10.0, "ratio": 0.2},
         {**load, "method": "pyxdev", "load": "first", "figure": 40.0, "ratio": 0.8},
         {**load, "method": "pyxdev", "load": "second", "figure": 45.0, "ratio": 0.9},
         {**load, "method": "plain loop: 8 threads", "load": "second", "figure": 1.0, "ratio": 0.1},
@@ -115,9 +116,7 @@ def test_rows_become_tables() -> None:
     assert "\n".join(load_tables.tables(rows)).splitlines() == [
         "### 1x Card",
         "",
-        "Measured 2026-01-02, commit abc.",
-        "",
-        "**shards, warm**: limits, GB/s: upload 50.0",
+        "**shards, warm** (2026-01-02, commit abc): limits, GB/s: upload 50.0",
         "",
         "| loader | first load, GB/s | second load, GB/s | second, of the limit |",
         "| --- | --- | --- | --- |",
