@@ -241,7 +241,8 @@ class Inputs:
             pinned.address, pinned.nbytes = pinned.buffer.address, room
             # Not the buffer's own memoryview: who lets go of an array last may end it late in free-threaded Python,
             # and until then the buffer could not be closed.
-            pinned.memory = np.frombuffer((ctypes.c_uint8 * room).from_address(pinned.address), np.uint8)
+            block: Any = (ctypes.c_uint8 * room).from_address(pinned.address)
+            pinned.memory = np.frombuffer(block, np.uint8)
         if self._checked:
             self._runtime.host_access(pinned.address, nbytes, write=True)
         return pinned
