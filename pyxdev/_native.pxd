@@ -58,6 +58,7 @@ cdef class Buffer:
     cdef readonly Runtime runtime
     cdef uint64_t at, room  # address and bytes
     cdef bint managed
+    cdef bint given  # to a caller, who may have it for longer than what made it is there
     cdef int exports
     cdef Py_ssize_t length  # shape of an exported buffer
     cdef object __weakref__

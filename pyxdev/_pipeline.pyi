@@ -152,10 +152,13 @@ class Blocks:
         """A buffer of at least nbytes for microbatch `turn`, for as long as the lease is kept."""
     def find(self, turn: int, nbytes: int) -> Lease:
         """take(), as it is without `instead`."""
+    def give(self, output: Activation, complete: Event) -> list[Array] | None:
+        """An output that nobody else refers to, as arrays whose `ready` is complete. Its blocks serve again once the
+        caller has dropped them, and outlive close(). None where arrays share a block, or one is from elsewhere."""
     @property
     def nbytes(self) -> int: ...
     def close(self) -> None:
-        """Blocks still in somebody's hands lose their memory too."""
+        """Blocks still in somebody's hands lose their memory too, but for what was given away."""
 
 class Outputs:
     """Outputs of a stage that are still being read.

@@ -116,9 +116,11 @@ cdef class Blocks:
         cdef Buffer buffer
         cdef Py_ssize_t index
         for index in range(len(self.unused) - 1, -1, -1):
-            if (<Buffer>self.unused[index]).room >= nbytes:
+            buffer = self.unused[index]
+            if buffer.room >= nbytes and buffer.ptr != NULL:
+                buffer.given = False
                 return lend(self.unused.pop(index), self.unused)
-        while self.unused:  # too small for what comes now
+        while self.unused:  # too small for what comes now, or closed by the collector with a result in a cycle
             buffer = self.unused.pop()
             self.made.remove(buffer)
             self.leaving.add(buffer, turn)
@@ -126,14 +128,35 @@ cdef class Blocks:
         self.made.append(buffer)
         return lend(buffer, self.unused)
 
+    def give(self, Activation output not None, Event complete not None):
+        cdef list leases = output.keep if type(output.keep) is list else [output.keep]
+        cdef Lease lease
+        for lease in leases:
+            if lease.home is not self.unused or (len(leases) > 1 and leases.count(lease) > 1):
+                return None
+        for lease in leases:
+            (<Buffer>lease.item).given = True
+        return [
+            Array(
+                self.runtime, self.device, output.address(offset), spec.shape, spec.dtype, nbytes=spec.nbytes,
+                owner=leases[min(n, len(leases) - 1)], ready=complete,
+            )
+            for n, (offset, spec) in enumerate(zip(output.value.layout.offsets, output.value.layout.specs))
+        ]
+
     @property
     def nbytes(self):
-        return sum([buffer.nbytes for buffer in self.made])
+        return sum([(<Buffer>buffer).room for buffer in self.made if (<Buffer>buffer).ptr != NULL])
 
     def close(self):
+        for buffer in self.unused:
+            (<Buffer>buffer).given = False
         for buffer in self.made:
-            buffer.close()
+            if not (<Buffer>buffer).given:
+                buffer.close()
         self.made.clear()
+        self.unused.clear()
+        self.unused = []  # the leases alone keep the old list now, and the last of them frees what was given away
 
 
 # ---- outputs that are being read -------------------------------------------------------------------------------------

@@ -71,5 +71,7 @@ class RawAdapter(ArrayAdapter):
     # ---- results ----
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
-        copies, _ = fetch.copies(output, stage.outputs)
-        return build(output.layout.structure, iter(copies), iter(output.value.values()))
+        arrays = stage.blocks.give(output, fetch.complete) if sole else None
+        if arrays is None:
+            arrays, _ = fetch.copies(output, stage.outputs)
+        return build(output.layout.structure, iter(arrays), iter(output.value.values()))

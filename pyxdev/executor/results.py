@@ -28,6 +28,7 @@ class Fetch:
         self.pinned_bytes = 0
         self.stream: Stream = runtime.stream(device)
         self._copies = Copies(self.stream)
+        self.complete: Event = runtime.event()  # never recorded, so it is over: `ready` of results that are no copies
 
     def read(self, output: Activation, take: Callable[[Any], T]) -> T:
         """What take makes of an activation's bytes on the host, uint8 of shape (layout.nbytes,), which are good until
@@ -80,6 +81,7 @@ class Fetch:
 
     def close(self) -> None:
         self._copies.close()
+        del self.complete  # which results that are left keep
         if self._buffer is not None:
             self._buffer.close()
         self.stream.close()

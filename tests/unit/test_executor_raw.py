@@ -465,3 +465,51 @@ def test_a_fault_after_result_is_for_whoever_looks(lone: tuple[FaultDriver, Runt
     driver.arm(0)
     pipe.close()
     del y, look
+
+
+# ---- map(): the outputs themselves, for nobody else has their tickets ----
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_map_gives_the_outputs_themselves(seed: int) -> None:
+    used: list[int] = []
+
+    def noted(stage: Any, x: Array) -> Array:
+        y = fresh(stage, x)
+        used.append(y.address)
+        return y
+
+    with open_backend("sim", machine=machine(1, seed)) as runtime:
+        with Executor([0], [noted], adapter="raw", runtime=runtime, in_flight=3) as pipe:
+            kept = list(pipe.map([np.full(1000, n) for n in range(8)]))
+            assert [y.address for y in kept] == used and all(y.ready.done() for y in kept)
+            with closing(runtime.stream(0)) as mine:
+                kernel(SimpleNamespace(stream=mine), kept[3], kept[3], lambda values: -values)  # it is the caller's
+                mine.synchronize()
+            for n, y in enumerate(pipe.map([np.full(1000, n) for n in range(8)])):
+                assert (y.numpy() == n).all()
+            cycle: list[Any] = [y]
+            cycle.append(cycle)
+            del y, cycle
+            gc.collect()
+            before = pipe.plan().memory
+            for n, y in enumerate(pipe.map([np.full(1000, n) for n in range(30)])):
+                assert (y.numpy() == n).all()
+            assert len(set(used)) <= 8 + 6 and pipe.plan().memory[0] <= before[0] + 8192
+            del y
+        wanted = [n if n != 3 else -3 for n in range(8)]  # also after the executor is closed
+        assert [y.numpy()[-1] for y in kept] == wanted and runtime.live().buffers == 8
+        kept.clear()
+        gc.collect()
+        assert not runtime.live().any()
+
+
+def test_results_of_map_that_share_memory_are_copies() -> None:
+    def pair(stage: Any, x: Array) -> Any:
+        y = fresh(stage, x)
+        return y, y.raw
+
+    with Executor([0], [pair], adapter="raw", machine=machine(1)) as pipe:
+        for n, (y, same) in enumerate(pipe.map([np.full(100, n) for n in range(5)])):
+            assert y.address != same.address and (y.numpy() == n).all()
+            assert (same.numpy().view(y.dtype) == n).all()
