@@ -58,6 +58,15 @@ def test_empty_and_scalar_arrays(array):
         assert np.array_equal(there.numpy(), np.ones(shape, np.float32))
 
 
+def test_long_arrays_come_back_by_windows(devices, array):
+    """Page-locking as much memory would take longer than the copy."""
+    values = pattern((17 << 20) + 5, 3)
+    there = array(values)
+    before = repr(devices.runtime.live())
+    same(there.numpy(), values)
+    assert repr(devices.runtime.live()) == before
+
+
 def test_what_is_not_contiguous_says_so(devices):
     buffer = devices.upload(0, pattern(64))
     there = Array(devices.runtime, 0, buffer.address, (2, 3), "uint8", strides=(1, 2), owner=buffer)
