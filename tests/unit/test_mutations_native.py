@@ -123,18 +123,11 @@ MUTATIONS = [
         "waits by the host",
     ),
     (
-        "ring: a stream waits for a free tile",
-        "ring.c",
-        "    status = xd_stream_wait(stream, ring->tiles[index].free, err);",
-        "    (void)stream;",
-        "from stream to stream through a ring",
-    ),
-    (
         "ring: the host waits for a free tile",
         "ring.c",
         "        status = xd_event_wait(mine->free, left, &done, err);",
         "        (void)left;\n        done = 1;",
-        "uploads through a ring",
+        "from stream to stream through a ring",
     ),
     (
         "throttle: the host waits for the oldest exit",
