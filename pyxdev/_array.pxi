@@ -147,7 +147,7 @@ cdef class Array:
         return flat.view(kind).reshape(self.shape)
 
     cdef int read_into(self, flat) except -1:
-        """Device bytes into a NumPy array, through a window of page-locked memory: locking takes longer than copying."""
+        """Device bytes into a NumPy array by windows of page-locked memory: locking takes longer than copying."""
         cdef uint64_t at, size, window = min(self.nbytes, <uint64_t>WINDOW)
         self.check_open()
         stream = self.runtime.stream(self.device)
