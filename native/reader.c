@@ -193,30 +193,30 @@ int xd_reader_verify(xd_reader *reader, xd_error *err)
     return run(reader, 1, err);
 }
 
-static void *run_on_a_thread(void *reader)
-{
-    xd_error kept_by_the_reader;
-    run(reader, 0, &kept_by_the_reader);
-    return NULL;
-}
+typedef struct task {
+    xd_reader *reader;
+    int verify;
+} task;
 
-static void *verify_on_a_thread(void *reader)
+static void *run_on_a_thread(void *arg)
 {
+    const task *mine = arg;
     xd_error kept_by_the_reader;
-    run(reader, 1, &kept_by_the_reader);
+    run(mine->reader, mine->verify, &kept_by_the_reader);
     return NULL;
 }
 
 /* The threads take no signals: the caller's process may want them on threads of its own. */
 int xd_reader_run_all(xd_reader *reader, int verify, xd_error *err)
 {
+    task each = {.reader = reader, .verify = verify};
     pthread_t threads[MOST_WORKERS];
     unsigned started = 0;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (started + 1 < reader->together &&
-           pthread_create(&threads[started], NULL, verify ? verify_on_a_thread : run_on_a_thread, reader) == 0)
+           pthread_create(&threads[started], NULL, run_on_a_thread, &each) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     int status = run(reader, verify, err);

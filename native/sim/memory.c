@@ -52,11 +52,16 @@ static void insert(sim_memory *memory, sim_block block)
     memory->count++;
 }
 
-static void unmap(sim_memory *memory, sim_block *block)
+static void give_back(sim_block *block)
 {
     if (!block->foreign)
         munmap((void *)(uintptr_t)block->address, block->bytes);
     sim_pieces_clear(&block->pieces);
+}
+
+static void unmap(sim_memory *memory, sim_block *block)
+{
+    give_back(block);
     size_t place = (size_t)(block - memory->blocks);
     memory->count--;
     memmove(block, block + 1, (memory->count - place) * sizeof *block);
@@ -64,11 +69,8 @@ static void unmap(sim_memory *memory, sim_block *block)
 
 void sim_memory_clear(sim *s)
 {
-    for (size_t i = 0; i < s->memory.count; i++) {
-        if (!s->memory.blocks[i].foreign)
-            munmap((void *)(uintptr_t)s->memory.blocks[i].address, s->memory.blocks[i].bytes);
-        sim_pieces_clear(&s->memory.blocks[i].pieces);
-    }
+    for (size_t i = 0; i < s->memory.count; i++)
+        give_back(&s->memory.blocks[i]);
     free(s->memory.blocks);
     s->memory = (sim_memory){0};
 }
