@@ -18,8 +18,9 @@ class Node(NamedTuple):
 
 _Structure = Any  # Node | "array" | "plain"; hashable
 
-def flatten(x: Any, is_array: Callable[[Any], bool] | None, arrays: list[Any], plain: list[Any]) -> _Structure:
-    """Appends the leaves of x, in order, to arrays and plain; returns the structure. is_array: None for Arrays alone.
+def flatten(x: Any, is_array: Callable[[Any], bool] | type | None, arrays: list[Any], plain: list[Any]) -> _Structure:
+    """Appends the leaves of x, in order, to arrays and plain; returns the structure. is_array: what tells arrays, or
+    their class; None for Arrays alone.
 
     Raises InvalidArgument for a subclass of tuple, list or dict that build() could not make again.
     """
@@ -294,6 +295,8 @@ class TorchStage:
     def call(self, stage: Any, views: Views, incoming: Value) -> Activation:
         """Calls the stage's function on aliases of the views, with its stream and device current, and takes its outputs
         over. Raises what the function raises, InvalidArgument for outputs that cannot be sent."""
+    def outgoing(self, device: int, value: Value, tensors: list[Any]) -> Activation:
+        """A value whose arrays are these tensors."""
     def enter(self, stage: Any) -> Any:
         """Makes the stage's stream and device torch's current ones; leave() takes what it returns."""
     def leave(self, before: Any) -> None: ...

@@ -125,9 +125,8 @@ cdef class TorchStage:
         return True
 
     def call(self, stage, Views views not None, Value incoming not None):
-        cdef list arrays = [], plain = [], specs = [], spans = []
+        cdef list arrays = [], plain = [], specs = []
         cdef Py_ssize_t n
-        cdef Layout layout
         cdef Value value
         before = self.enter(stage)
         try:
@@ -141,14 +140,19 @@ cdef class TorchStage:
             raise errors.InvalidArgument(
                 "kept a tensor of its input, whose memory serves the next ones; keep a clone()"
             )
-        layout = self.layouts.of(structure, tuple(specs))
-        for n in range(len(arrays)):
-            nbytes = specs[n].nbytes
-            if nbytes:
-                spans.append((layout.offsets[n], arrays[n].data_ptr(), nbytes))
         value = Value.__new__(Value)
-        value.layout, value.plain, value.guess = layout, plain, plain
-        return activation(stage.device, value, spans, arrays)
+        value.layout, value.plain, value.guess = self.layouts.of(structure, tuple(specs)), plain, plain
+        return self.outgoing(stage.device, value, arrays)
+
+    cpdef Activation outgoing(self, int device, Value value, list tensors):
+        cdef Layout layout = value.layout
+        cdef list spans = []
+        cdef Py_ssize_t n
+        for n in range(len(tensors)):
+            nbytes = layout.specs[n].nbytes
+            if nbytes:
+                spans.append((layout.offsets[n], tensors[n].data_ptr(), nbytes))
+        return activation(device, value, spans, tensors)
 
     cdef object result_of(self, stage, Views views, Value incoming):
         # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyxdev._native import HOST, Array, Runtime
+from pyxdev._native import HOST, Array, Runtime, Stream
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
-from pyxdev.adapters.adapter import Source
+from pyxdev.adapters.adapter import NEVER, Source
 from pyxdev.adapters.interface import Streams, describe, device_of, has_interface, kind_of
 from pyxdev.errors import InvalidArgument, Unsupported
 
@@ -74,6 +75,20 @@ class ArrayAdapter:
         for (_, source, nbytes), (_, address, _) in zip(outgoing.spans, spans, strict=True):
             stage.stream.copy(address, source, nbytes, dst_device=stage.device, src_device=stage.device)
         return Activation(stage.device, outgoing.value, spans, block)
+
+    def _read_out(
+        self, stage: BoundStage, output: Activation, theirs: Stream, copy: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """What copy() makes of an output on the caller's stream; the stage leaves the output alone until then."""
+        released = stage.outputs.reader()
+        try:
+            arrays = copy()
+            released.record(theirs)
+        except BaseException:
+            theirs.synchronize()
+            raise
+        stage.outputs.hold(released, output.keep, NEVER)
+        return arrays
 
     def close(self) -> None:
         self._streams.close()

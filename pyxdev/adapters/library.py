@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyxdev._native import Array, Event, Lease, Stream
 from pyxdev._pipeline import RawStage
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import NEVER, Stopped
+from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import LEGACY_STREAM, Described, describe, device_of, has_interface, kind_of
 from pyxdev.errors import InvalidArgument
@@ -219,18 +219,13 @@ class LibraryAdapter(ArrayAdapter):
 
     def _copies(self, stage: BoundStage, output: Activation, theirs: Stream) -> list[Any]:
         layout = output.layout
-        released = stage.outputs.reader()
-        try:
-            arrays = [
+        return self._read_out(
+            stage, output, theirs,
+            lambda: [
                 self._library.copy(_array(stage, output.address(offset), spec, output.keep))
                 for offset, spec in zip(layout.offsets, layout.specs, strict=True)
-            ]
-            released.record(theirs)
-        except BaseException:
-            theirs.synchronize()
-            raise
-        stage.outputs.hold(released, output.keep, NEVER)
-        return arrays
+            ],
+        )  # fmt: skip
 
     def _lent(self, stage: BoundStage, fetch: Fetch, output: Activation, theirs: Stream) -> list[Any]:
         done = self._done = self._done or stage.runtime.event()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils.dlpack import from_dlpack
 from pyxdev._native import HOST, Array, Runtime, Stream
 from pyxdev._pipeline import TorchStage, Views
 from pyxdev.adapters.activation import Activation, Layout, Layouts, Spec, Value, build
-from pyxdev.adapters.adapter import NEVER, Source, Stopped
+from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import has_interface
 from pyxdev.errors import InvalidArgument
@@ -159,36 +160,23 @@ class TorchAdapter(TorchStage, ArrayAdapter):
         """To memory of torch's, as outputs of a stage that is no graph."""
         self.loans.settle(stage.stream)
         with self._current(stage):
-            tensors = [
-                self.copy_of(tensor, spec.nbytes, stage.stream)
-                for tensor, spec in zip(outgoing.keep, outgoing.layout.specs, strict=True)
-            ]
-        spans = [
-            (offset, tensor.data_ptr(), spec.nbytes)
-            for offset, tensor, spec in zip(outgoing.layout.offsets, tensors, outgoing.layout.specs, strict=True)
-            if spec.nbytes
-        ]
-        return Activation(stage.device, outgoing.value, spans, tensors)
+            tensors = self._copies(outgoing, stage.stream)
+        return self.outgoing(stage.device, outgoing.value, tensors)
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
         """The outputs themselves where nobody else can ask for them; otherwise copies, whose memory belongs to the
         caller's stream, as torch's allocator sees it."""
-        layout = output.layout
-        tensors: list[Any] = []
-        if layout.specs:
+        tensors: list[Any] = output.keep
+        if tensors:
             theirs = self._their_stream(stage.runtime, stage.device)
-            if sole and self.lend(output.keep, theirs):
-                return build(layout.structure, iter(output.keep), iter(output.value.values()))
-            released = stage.outputs.reader()
-            try:
-                for tensor, spec in zip(output.keep, layout.specs, strict=True):
-                    tensors.append(self.copy_of(tensor, spec.nbytes, theirs))
-                released.record(theirs)
-            except BaseException:
-                torch.cuda.synchronize(stage.device)
-                raise
-            stage.outputs.hold(released, output.keep, NEVER)
-        return build(layout.structure, iter(tensors), iter(output.value.values()))
+            if not sole or not self.lend(tensors, theirs):
+                tensors = self._read_out(stage, output, theirs, partial(self._copies, output, theirs))
+        return build(output.layout.structure, iter(tensors), iter(output.value.values()))
+
+    def _copies(self, outgoing: Activation, stream: Stream) -> list[Any]:
+        """Of its tensors, made by torch's current stream of their device, which is `stream`."""
+        tensors = zip(outgoing.keep, outgoing.layout.specs, strict=True)
+        return [self.copy_of(tensor, spec.nbytes, stream) for tensor, spec in tensors]
 
     def close(self) -> None:
         for tensor, (stream, device, kind) in self.loans.close():  # the stage's stream will not be there to wait
