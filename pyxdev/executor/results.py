@@ -40,7 +40,7 @@ class Fetch:
         nbytes = output.layout.nbytes
         with self._lock:
             buffer = self._room(nbytes)
-            self._run([(buffer.address + offset, address, size, HOST) for offset, address, size in output.spans])
+            self._download(output, buffer)
             self._runtime.host_access(buffer.address, nbytes, write=False)
             return take(np.frombuffer(memoryview(buffer), np.uint8, nbytes) if nbytes else np.empty(0, np.uint8))
 
@@ -60,11 +60,10 @@ class Fetch:
             raise
         return copies, ready
 
-    def _run(self, copies: list[tuple[int, int, int, int]]) -> None:
-        """Copies (to, from, bytes, device of the former), and waits for them."""
+    def _download(self, output: Activation, buffer: Buffer) -> None:
         try:
-            for dst, src, nbytes, device in copies:
-                self.stream.copy(dst, src, nbytes, dst_device=device, src_device=self._device)
+            for offset, address, nbytes in output.spans:
+                self.stream.copy(buffer.address + offset, address, nbytes, dst_device=HOST, src_device=self._device)
             self.stream.synchronize()
         except BaseException:
             come_to_rest([self.stream])  # or the memory could be written while a copy still reads it

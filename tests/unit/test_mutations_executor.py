@@ -291,7 +291,7 @@ MUTATIONS: list[Mutation] = [
         "pass",
         results,
     ),
-    ("result: downloaded", Fetch._run, "self.stream.synchronize()", "pass", slow_producers),
+    ("result: downloaded", Fetch._download, "self.stream.synchronize()", "pass", slow_producers),
 ]
 
 # The same for _pipeline.pyx, where a line is changed. All are built into one module, in which `mutant` tells which one
@@ -299,6 +299,7 @@ MUTATIONS: list[Mutation] = [
 COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
     ("stage: outputs read", "self.stream.wait_for(released)", "pass", slow_consumers),
     ("stage: outputs held", "self.held.append((released, keep, turn, lent))", "pass", slow_consumers),
+    ("slot: who had it has left", "slot.turn = turn", "slot.turn = -1000", slow_consumers),
     ("hop: source ready", "ready, gate = source.ready, free", "ready, gate = None, free", slow_producers),
     ("hop: slot free", "ready, gate = source.ready, free", "ready, gate = source.ready, None", slow_consumers),
     ("hop: released recorded", "read, written = released if ends else None,", "read, written = None,", slow_staged),
