@@ -148,12 +148,16 @@ def test_memory_of_torch_stays_bounded(torch, runtime):
     stages = blocks(torch, devices)
     xs = [torch.randn(2000, 256, device="cuda:0")] * 10
     with torch.no_grad(), Executor(devices, stages, runtime=runtime) as pipeline:
-        reserved = []
-        for _ in range(6):
-            for _ in pipeline.map(xs):
-                pass
-            reserved.append([torch.cuda.memory_reserved(device) for device in devices])
-        assert reserved[-1] == reserved[2]
+        assert_memory_settles(torch, pipeline, xs, devices)
+
+
+def assert_memory_settles(torch, pipeline, xs, devices):
+    reserved = []
+    for _ in range(6):
+        for _ in pipeline.map(xs):
+            pass
+        reserved.append([torch.cuda.memory_reserved(device) for device in devices])
+    assert reserved[-1] == reserved[2]
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
@@ -262,12 +266,7 @@ def test_memory_of_graphs_stays_bounded(torch, runtime):
     xs = [torch.randn(2000, 256, device="cuda:0")] * 10
     with torch.no_grad():
         with Executor(devices, stages, runtime=runtime, graph="on") as pipeline:
-            reserved = []
-            for _ in range(6):
-                for _ in pipeline.map(xs):
-                    pass
-                reserved.append([torch.cuda.memory_reserved(device) for device in devices])
-            assert reserved[-1] == reserved[2]
+            assert_memory_settles(torch, pipeline, xs, devices)
             assert all(stage.captured for stage in pipeline.plan().stages)
             assert pools(torch)
         del pipeline
