@@ -9,6 +9,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
+import gc
 from collections import deque, namedtuple
 from functools import partial
 from weakref import ref as weakref

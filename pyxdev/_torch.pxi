@@ -136,6 +136,8 @@ cdef class TorchStage:
                 specs.append(self.own(stage, arrays, n))
         finally:
             self.leave(before)
+        if views.uses != users(self.count, views.memory) and gc.isenabled():  # it is not during a capture
+            gc.collect()  # a compiler may have left what it first saw in cycles
         if views.uses != users(self.count, views.memory):
             raise errors.InvalidArgument(
                 "kept a tensor of its input, whose memory serves the next ones; keep a clone()"

@@ -8,6 +8,7 @@ stream order, and then left to the library, whose allocator must free in the ord
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -151,6 +152,8 @@ class LibraryAdapter(ArrayAdapter):
                 stage.report(batch, error)
                 raise Stopped from error
             places = self._take_over(given, arrays, found)
+        if len(inputs) < len(incoming.layout.specs):
+            gc.collect()  # numba's compiler leaves what a kernel is first called with in cycles
         if len(inputs) < len(incoming.layout.specs):
             kept = InvalidArgument("kept an array of its input, whose memory serves the next ones; keep a copy")
             stage.report(batch, kept)

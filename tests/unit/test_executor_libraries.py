@@ -190,6 +190,19 @@ def test_memory_that_is_not_cupys_own_is_copied(new_bench: Any, copied: list[int
     assert copied == [mine.data.ptr] * 10
 
 
+def test_an_input_left_in_a_cycle_is_not_kept(new_bench: Any) -> None:
+    """As numba's compiler leaves it."""
+    bench = new_bench()
+
+    def leaves(x: Any) -> Any:
+        cycle = [x]
+        cycle.append(cycle)
+        return x + 1
+
+    with bench.pipe(leaves) as pipe:
+        assert [(y.get() == x + 1).all() for x, y in zip(XS, pipe.map(XS), strict=True)] == [True] * 10
+
+
 @pytest.mark.parametrize("way", [lambda x: x, lambda x: x[3:], lambda x: lambda: x])
 def test_keeping_an_input_is_an_error(new_bench: Any, way: Any) -> None:
     bench, kept = new_bench(), []

@@ -196,6 +196,16 @@ def test_fresh_outputs_and_views_of_them_are_not_cloned(clones: list[int]) -> No
     assert len(clones) == 3  # of what the second stage returns: a part of its input
 
 
+def test_an_input_left_in_a_cycle_is_not_kept() -> None:
+    def leaves(x: Any) -> Any:
+        cycle = [x[0]]
+        cycle.append(cycle)
+        return x + 1
+
+    with pipe([leaves]) as executor:
+        assert [executor.submit(torch.full((4,), float(n))).result()[0].item() for n in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_keeping_an_input_is_an_error() -> None:
     kept: list[Any] = []
 
