@@ -8,8 +8,10 @@ Two stages of the same length, transformer blocks in torch (bfloat16) and bare k
 outputs end on device 1 (on device 0 where only that one works). L: one microbatch through both stages and the copy.
 B: the slowest stage or copy. Both are measured between the other figures, each part alone on its device. The bound of
 m microbatches is L + (m - 1) B seconds; a ratio is the bound over the time taken, medians of several rounds, in each of
-which every way has its turn. "stream" is many microbatches one after the other, its limit one every B seconds. Host us:
-what the submitting thread is busy with for each microbatch, waits at the bound of microbatches in flight left out.
+which every way has its turn, after some microbatches that nobody times: a way that comes after another finds the host's
+caches full of what that one needed. "stream" is many microbatches one after the other, its limit one every B seconds.
+Host us: what the submitting thread is busy with for each microbatch, waits at the bound of microbatches in flight left
+out.
 
 Ways in torch: one (both stages on device 0), naive (.to() between devices, no synchronisation), events (streams and
 events by hand; inputs are read and results lie where they lie), events-copies (the same with inputs and results of the
@@ -46,6 +48,7 @@ SEQUENCES = (1, 2, 4)
 LOOP, STREAM = 5e-4, 2e-3  # of --seconds, for one run
 STEPS, STREAMED = (12, 400), (64, 2000)
 ROUNDS = (3, 25)
+WARM = 8  # microbatches before each run
 BARE_BYTES = 64 << 10
 GPIPE_DEADLINE = 90.0  # seconds for all of its cases
 
@@ -122,7 +125,7 @@ class Case:
             limits.append(self.family.limits())
             for m, name in wanted:
                 way = self.ways.get(name)
-                if way and (run := self.attempt(name, lambda way=way, m=m: way.run(m))):
+                if way and (run := self.attempt(name, lambda way=way, m=m: warmed(way, m))):
                     found[m, name].append(run)
         limit = middle(limits)
         self.add("limit", "stages", us=[micro(seconds) for seconds in limit.stages])
@@ -183,6 +186,11 @@ class Case:
                 best = max(peers, key=lambda peer: peer["per_s"])
                 row |= {"peer": best["way"], "over_peer": round(row["per_s"] / best["per_s"], 4)}
                 row.setdefault("ratio", row["over_peer"])
+
+
+def warmed(way: Way, m: int) -> Run:
+    way.run(WARM)
+    return way.run(m)
 
 
 def within(bounds: tuple[int, int], number: float) -> int:
