@@ -63,7 +63,7 @@ class Adapter(Protocol):
         queue() must find ready for this slot."""
 
     def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
-        """A copy of what a graph of the last stage has written, queued right after it."""
+        """A copy of what a graph of the last stage has written, queued on stage.aside()."""
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
         """The output of the last stage, which is complete, as the caller's own. sole: nobody else can ask for it, or

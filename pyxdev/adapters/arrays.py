@@ -72,8 +72,9 @@ class ArrayAdapter:
     def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
         block = stage.blocks.take(turn, outgoing.layout.nbytes)
         spans = [(offset, block.item.address + offset, nbytes) for offset, _, nbytes in outgoing.spans]
+        stream = stage.aside()
         for (_, source, nbytes), (_, address, _) in zip(outgoing.spans, spans, strict=True):
-            stage.stream.copy(address, source, nbytes, dst_device=stage.device, src_device=stage.device)
+            stream.copy(address, source, nbytes, dst_device=stage.device, src_device=stage.device)
         return Activation(stage.device, outgoing.value, spans, block)
 
     def _read_out(

@@ -157,10 +157,11 @@ class TorchAdapter(TorchStage, ArrayAdapter):
     # ---- results ----
 
     def copied(self, stage: BoundStage, turn: int, outgoing: Activation) -> Activation:
-        """To memory of torch's, as outputs of a stage that is no graph."""
+        """To memory of torch's, as outputs of a stage that is no graph: it belongs to the stage's stream."""
         self.loans.settle(stage.stream)
+        stream = stage.aside()
         with self._current(stage):
-            tensors = self._copies(outgoing, stage.stream)
+            tensors = self._copies(outgoing, stream)
         return self.outgoing(stage.device, outgoing.value, tensors)
 
     def result(self, stage: BoundStage, fetch: Fetch, output: Activation, sole: bool) -> Any:
@@ -174,7 +175,7 @@ class TorchAdapter(TorchStage, ArrayAdapter):
         return build(output.layout.structure, iter(tensors), iter(output.value.values()))
 
     def _copies(self, outgoing: Activation, stream: Stream) -> list[Any]:
-        """Of its tensors, made by torch's current stream of their device, which is `stream`."""
+        """Of its tensors, by `stream`, in memory of torch's current stream of their device."""
         tensors = zip(outgoing.keep, outgoing.layout.specs, strict=True)
         return [self.copy_of(tensor, spec.nbytes, stream) for tensor, spec in tensors]
 

@@ -3,7 +3,8 @@
 Around the graph nothing changes: waits, records and copies stay outside. Its inputs are the slot; its outputs lie where
 they lay when it was captured. So a graph is launched only when nobody needs the outputs of its last launch any more;
 until then the stage runs eagerly. The outputs of the last stage belong to tickets, which may be kept for as long as one
-likes: they are copied, right after the graph, to memory of their own.
+likes: they are copied to memory of their own, on another stream, beside the stage's next work. Its slot is free after
+that.
 
 The first WARM microbatches of a layout run eagerly. They show whether plain values and the outputs' layout stay the
 same; if not, the layout stays eager, and the log says why. With "auto" the next one runs eagerly too, is captured, and
@@ -52,13 +53,16 @@ class Captured:
         """Whether it may be launched now, for this input."""
         return bool(self._free) and (not incoming.layout.paths or constants_of(incoming) == self._constants)
 
-    def launch(self, stage: BoundStage, turn: int) -> Activation:
+    def launch(self, stage: BoundStage, batch: Microbatch) -> Activation:
         """Queues it; returns its outputs."""
         self._graph.launch(stage.stream)
         outgoing = self._outgoing
         assert outgoing is not None  # it is not closed
         if stage.is_last:
-            return stage.adapter.copied(stage, turn, outgoing)
+            copies = stage.adapter.copied(stage, batch.turn, outgoing)
+            # The stage must not write there, if nobody wants the result, before the copy has.
+            stage.outputs.hold(batch.end, (copies.keep, batch.exit), batch.turn, False)
+            return copies
         return Activation(stage.device, outgoing.value, outgoing.spans, Lease(self._free.pop(), self._free))
 
     def close(self) -> None:
@@ -120,7 +124,7 @@ class Graphs:
         captured: Captured | None = slot.graphs.get(incoming.layout)
         if captured is not None:
             if captured.fits(incoming):
-                return captured.launch(stage, batch.turn)
+                return captured.launch(stage, batch)
             return self._adapter.run(stage, batch, slot, incoming)
         trial = self._trial(incoming)
         if trial is None:
@@ -166,7 +170,7 @@ class Graphs:
         if captured is None:
             return self._adapter.run(self._stage, batch, slot, incoming)
         slot.graphs[incoming.layout] = captured
-        return captured.launch(self._stage, batch.turn)
+        return captured.launch(self._stage, batch)
 
     def _prove(self, trial: Trial, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Runs it eagerly, and then the graph on the same input: a stage may have changed that, so it is kept."""
@@ -179,8 +183,9 @@ class Graphs:
             return outgoing
         try:
             self._copy(slot.address, kept.item.address, incoming.layout.nbytes)
-            tried = captured.launch(stage, batch.turn)
-            stage.stream.synchronize()
+            tried = captured.launch(stage, batch)
+            for stream in stage.streams:
+                stream.synchronize()
             trial.proven = self._same(outgoing, tried)
         except BaseException:
             self._leaving.add(captured, batch.turn + 1)

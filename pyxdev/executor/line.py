@@ -59,7 +59,7 @@ class Line:
             )  # fmt: skip
             self.stages.append(stack.enter_context(closing(bound)))
         self.first, self.last = self.stages[0], self.stages[-1]
-        self.last.is_last = True
+        self.last.end_here()
         self.links = stack.enter_context(closing(Links(runtime, settings)))
         self.hops: list[Hop | Join] = []
         for stage, bound in zip(declared[1:], self.stages[1:], strict=True):
@@ -75,7 +75,8 @@ class Line:
         self.fetch = stack.enter_context(closing(Fetch(runtime, self.last.device)))
         self.throttle = stack.enter_context(closing(runtime.throttle(in_flight)))
         self.watchdog = Watchdog(self.stages, self.throttle, watchdog)
-        self.streams = [self.inputs.stream, *(stage.stream for stage in self.stages), self.fetch.stream]
+        of_stages = [stream for stage in self.stages for stream in stage.streams]
+        self.streams = [self.inputs.stream, *of_stages, self.fetch.stream]
         stack.callback(_drain, runtime, self.streams, self.watchdog)
 
     def come_to_rest(self) -> None:

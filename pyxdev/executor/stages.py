@@ -52,7 +52,16 @@ class BoundStage:
         self.output: Any = None  # the last Activation, if kept
         self.graph = stage.graph or graph
         self.graphs = None if self.graph == "off" else Graphs(self, self.graph, leaving)
+        self.streams = [self.stream]
+        self._done: Event = runtime.event()
+        self._end = self.stream  # where the microbatch that is being queued ends
         self.work: Any = self.graphs.run if self.graphs else adapter.run  # a trace puts itself in between
+
+    def end_here(self) -> None:
+        """It is the last stage."""
+        self.is_last = True
+        if self.graphs:
+            self.streams.append(self.runtime.stream(self.device))  # where what they have written is copied
 
     def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
@@ -71,7 +80,16 @@ class BoundStage:
             slot.borrow(batch.exit)
         else:
             slot.free = self.ends[batch.turn % self.in_flight]
-        slot.free.record(self.stream)
+        slot.free.record(self._end)
+        self._end = self.stream
+
+    def aside(self) -> Stream:
+        """A stream that goes on from what has been queued so far, beside the stage's next work. The microbatch ends
+        there."""
+        self._end = self.streams[-1]
+        self._done.record(self.stream)
+        self._end.wait(self._done)
+        return self._end
 
     def report(self, batch: Microbatch, cause: BaseException) -> None:
         """The stage's function raised."""
@@ -88,10 +106,11 @@ class BoundStage:
         self.output = None
         self.adapter.close()
         self.slots.close()
+        self.outputs.close()  # what they hold goes back to the blocks
         self.blocks.close()
-        self.outputs.close()
-        self.stream.close()
-        for event in self.ends:
+        for stream in self.streams:
+            stream.close()
+        for event in (*self.ends, self._done):
             event.close()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_cases import kernel
 
 from pyxdev import Array, topology
 from pyxdev._native import HOST, Lease
@@ -29,6 +30,7 @@ from pyxdev.backends import open as open_backend
 from pyxdev.checks.kernels import memory
 from pyxdev.errors import Error
 from pyxdev.executor import Executor, Stage, executor, stages
+from pyxdev.executor.graphs import WARM, Captured
 from pyxdev.executor.inputs import Inputs
 from pyxdev.executor.results import Fetch
 from pyxdev.executor.stages import BoundStage
@@ -230,6 +232,55 @@ def results(seed: int) -> bool:
     return all(right)
 
 
+def graphs(runtime: Any, fn: Any, in_flight: int) -> Executor:
+    """One stage that is run by graphs."""
+    return Executor([0], [fn], runtime=runtime, graph="on", in_flight=in_flight, depth=2, adapter="raw")
+
+
+SLOW_COPIES = {"device": {"count": 1, "memory_gb_s": 0.2, "to_device_gb_s": 10}}
+
+
+def graph_results(seed: int) -> bool:
+    """Read where they lie, as soon as they are there."""
+    right = []
+
+    def adds(stage: Any, x: Any) -> Any:
+        y = stage.empty(x["a"].shape, x["a"].dtype)
+        kernel(stage, lambda a: a + np.float32(5), y, x["a"])
+        return {"a": y}
+
+    with open_backend("sim", machine=machine(seed) | SLOW_COPIES) as runtime, graphs(runtime, adds, 2) as pipe:
+        for n, y in enumerate(pipe.map({"a": np.full(SIZE, n, np.float32)} for n in range(12))):
+            right.append(bool((memory(y["a"].address, 4 * SIZE).view(np.float32) == n + 5).all()))
+        del y
+    return all(right)
+
+
+def graph_dropped(seed: int) -> bool:
+    """A result that nobody wants is still being copied when the stage runs as it is, for another number. Its output
+    comes from the host, as that of `results`."""
+    right = []
+    with open_backend("sim", machine=machine(seed) | SLOW_COPIES) as runtime:
+        given = {n: runtime.buffer(HOST, 4 * SIZE) for n in (1, 2)}
+        for n, buffer in given.items():
+            memory(buffer.address, 4 * SIZE).view(np.float32)[:] = n
+
+        def gives(stage: Any, n: int) -> Any:
+            y = stage.empty((SIZE,), "float32")
+            stage.stream.copy(y.address, given[n].address, 4 * SIZE, dst_device=0, src_device=HOST)
+            return y
+
+        with graphs(runtime, gives, 4) as pipe:
+            for n in (1,) * (WARM + 2) + (1, 2) * 6:
+                ticket = pipe.submit(n)
+                if n == 2:
+                    right.append(bool((ticket.result().numpy() == 2).all()))
+                del ticket
+        for buffer in given.values():
+            buffer.close()
+    return all(right)
+
+
 SCENES = (
     slow_producers,
     slow_consumers,
@@ -246,13 +297,30 @@ SCENES = (
     two_ways,
     given_arrays,
     results,
+    graph_results,
+    graph_dropped,
 )
 
 # What is taken out, the function, the text, what stands there instead, the scene that shows it.
 Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
 MUTATIONS: list[Mutation] = [
     ("stage: input arrived", BoundStage.run, "self.stream.wait(slot.arrived)", "pass", slow_links),
-    ("stage: slot free recorded", BoundStage.leave, "slot.free.record(self.stream)", "pass", slow_consumers),
+    ("stage: slot free recorded", BoundStage.leave, "slot.free.record(self._end)", "pass", slow_consumers),
+    ("graph: outputs there", BoundStage.aside, "self._end.wait(self._done)", "pass", graph_results),
+    (
+        "graph: end after the copy",
+        BoundStage.leave,
+        "slot.free.record(self._end)",
+        "slot.free.record(self.stream)",
+        graph_results,
+    ),
+    (
+        "graph: copies held",
+        Captured.launch,
+        "stage.outputs.hold(batch.end, (copies.keep, batch.exit), batch.turn, False)",
+        "pass",
+        graph_dropped,
+    ),
     ("join: input arrived", stages.Join.run, "self.consumer.stream.wait(self._arrived)", "pass", skips),
     (
         "join: outputs held",
