@@ -99,6 +99,21 @@ def test_ratios_and_host_times():
     assert stream["ratio"] == 0.8
 
 
+class FakeLoops(FakeWay):
+    def loop(self, sequences, steps):
+        return Run(steps * {1: 190e-6, 2: 210e-6, 4: 420e-6}[sequences], 0.0)
+
+
+def test_limits_of_token_loops(monkeypatch):
+    """Two stages of 100 and 80 us: two sequences could be twice one of 190 us, but for the slower stage."""
+    monkeypatch.setattr(FakeFamily, "loop_error", lambda self, outputs, steps: 0.0, raising=False)
+    case = pipeline.Case(FakeFamily(ours=FakeLoops(0.0)), 100, lambda name: True, budget=0.0, seconds=0.0)
+    case.loops((1, 2, 4), LIMITS)
+    loops = {row["s"]: row for row in found(case.rows, "loop", "ours")}
+    assert "limit_per_s" not in loops[1] and loops[1]["per_s"] == 5263.2
+    assert [(loops[s]["limit_per_s"], loops[s]["ratio"]) for s in (2, 4)] == [(10000.0, 0.9524)] * 2
+
+
 def test_a_way_that_fails_or_is_wrong_has_no_figures_and_the_others_go_on():
     ways = {
         "events": FakeWay(200e-6),
