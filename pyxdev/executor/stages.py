@@ -65,6 +65,7 @@ class BoundStage:
 
     def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
         """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
+        self._end = self.stream
         self.stream.wait(slot.arrived)
         self.outputs.settle(batch.turn)
         outgoing: Activation = self.work(self, batch, slot, incoming)
@@ -81,7 +82,6 @@ class BoundStage:
         else:
             slot.free = self.ends[batch.turn % self.in_flight]
         slot.free.record(self._end)
-        self._end = self.stream
 
     def aside(self) -> Stream:
         """A stream that goes on from what has been queued so far, beside the stage's next work. The microbatch ends

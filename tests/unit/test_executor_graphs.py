@@ -15,7 +15,15 @@ from graph_cases import ALL, PURE, Affine, Case, FillAndCopy, InPlace, Keeps, Pi
 from pyxdev import topology
 from pyxdev._native import FaultDriver, Runtime
 from pyxdev.backends import sim
-from pyxdev.errors import Cancelled, DeviceFault, DriverError, InvalidArgument, StageError, StageInterrupted
+from pyxdev.errors import (
+    Cancelled,
+    DeviceFault,
+    DriverError,
+    InvalidArgument,
+    OutOfMemory,
+    StageError,
+    StageInterrupted,
+)
 from pyxdev.executor import Executor, Stage, graphs
 from pyxdev.executor.graphs import LAYOUTS, WARM, Captured
 from pyxdev.topology import Pair
@@ -200,6 +208,34 @@ def test_a_graph_waits_until_its_outputs_are_not_needed(monkeypatch: pytest.Monk
     assert all(shrunk_ring(seed, True) for seed in range(4))
     monkeypatch.setattr(Captured, "fits", lambda self, incoming: self._free.append(None) is None)
     assert not all(shrunk_ring(seed, False) for seed in range(8))
+
+
+def test_a_copy_that_fails_leaves_the_end_of_later_microbatches_where_it_belongs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A result has no room; then the stage runs eagerly, for another number, and slowly."""
+
+    def slow(stage: Any, x: Any) -> Any:
+        y = stage.empty(x["a"].shape, x["a"].dtype)
+        kernel(stage, lambda a: a + np.float32(x["n"]), y, x["a"], cost=1e-2)
+        return {"a": y, "n": x["n"]}
+
+    def no_room(stage: Any, turn: int, outgoing: Any) -> Any:
+        stage.aside()
+        raise OutOfMemory("no room")
+
+    with pipe([slow], depth=1, in_flight=2) as pipeline:
+        xs = vectors(4)
+        for x in xs:
+            check(pipeline.submit(x).result(), {"a": x["a"] + np.float32(5), "n": 5}, "")
+        with monkeypatch.context() as patched:
+            patched.setattr(pipeline._line.last.adapter, "copied", no_room)
+            with pytest.raises(OutOfMemory, match="no room"):
+                pipeline.submit(xs[0]).result()
+        ticket = pipeline.submit({**xs[1], "n": 77})
+        assert not ticket.done()
+        check(ticket.result(), {"a": xs[1]["a"] + np.float32(77), "n": 77}, "")
+        del ticket
 
 
 def test_slots_that_grow_are_captured_anew() -> None:
