@@ -1,4 +1,4 @@
-/* Device memory and page-locked host memory. */
+/* Device memory and host memory. */
 #include "internal.h"
 
 #include <inttypes.h>
@@ -10,17 +10,18 @@ enum { SPARE_LEAST = 8 << 20, SPARE_MOST = 64 << 20 };
 struct xd_buffer {
     xd_runtime *runtime;
     int device;
+    int pageable; /* host memory that is not page-locked */
     uint64_t address, bytes;
 };
 
-static int is_pinned(int device)
+static int is_host(int device)
 {
     return device == XD_HOST;
 }
 
 static atomic_llong *held(xd_runtime *runtime, int device)
 {
-    return is_pinned(device) ? &runtime->pinned_bytes : &runtime->device_bytes;
+    return is_host(device) ? &runtime->pinned_bytes : &runtime->device_bytes;
 }
 
 /* ---- the page-locked block that is kept ---- */
@@ -76,18 +77,48 @@ static void free_pinned(xd_runtime *runtime, void *memory, uint64_t bytes)
         runtime->driver->host_free(runtime->driver, memory, NULL);
 }
 
+/* ---- memory that is not page-locked ---- */
+
+static int allocate_pageable(xd_runtime *runtime, uint64_t bytes, void **memory, xd_error *err)
+{
+    enum { PAGE = 4096 };
+    xd_driver *driver = runtime->driver;
+    if (driver->pageable_alloc)
+        return driver->pageable_alloc(driver, bytes, memory, err);
+    uint64_t pages = (bytes + PAGE - 1) / PAGE;
+    *memory = aligned_alloc(PAGE, pages * PAGE);
+    return *memory ? XD_OK : xd_fail(err, XD_NO_HOST_MEMORY, 0, "buffer_open", "no host memory for %" PRIu64 " bytes", bytes);
+}
+
+static void free_pageable(xd_runtime *runtime, void *memory)
+{
+    if (runtime->driver->pageable_alloc)
+        runtime->driver->host_free(runtime->driver, memory, NULL);
+    else
+        free(memory);
+}
+
 /* ---- buffers ---- */
 
-static int allocate(xd_runtime *runtime, int device, uint64_t bytes, uint64_t *address, xd_error *err)
+static int allocate(xd_buffer *buffer, xd_error *err)
 {
+    xd_runtime *runtime = buffer->runtime;
     xd_driver *driver = runtime->driver;
-    if (!is_pinned(device))
-        return driver->device_alloc(driver, device, bytes, address, err);
+    if (!is_host(buffer->device))
+        return driver->device_alloc(driver, buffer->device, buffer->bytes, &buffer->address, err);
     void *memory;
-    int status = allocate_pinned(runtime, bytes, &memory, err);
+    int status = buffer->pageable ? allocate_pageable(runtime, buffer->bytes, &memory, err)
+                                  : allocate_pinned(runtime, buffer->bytes, &memory, err);
     if (!status)
-        *address = (uint64_t)(uintptr_t)memory;
+        buffer->address = (uint64_t)(uintptr_t)memory;
     return status;
+}
+
+static void count(const xd_buffer *buffer, int change)
+{
+    if (!buffer->pageable)
+        atomic_fetch_add(held(buffer->runtime, buffer->device), change * (long long)buffer->bytes);
+    xd_runtime_count(buffer->runtime, XD_LIVE_BUFFERS, change);
 }
 
 /* The driver says that memory ran out; how much of it is ours is known here. */
@@ -106,26 +137,35 @@ static int explain(xd_runtime *runtime, int device, uint64_t bytes, int status, 
     return status;
 }
 
-int xd_buffer_open(xd_buffer **out, xd_runtime *runtime, int device, uint64_t bytes, xd_error *err)
+static int open_buffer(xd_buffer **out, xd_runtime *runtime, int device, int pageable, uint64_t bytes, xd_error *err)
 {
-    int status = is_pinned(device) ? xd_runtime_enter(runtime, "buffer_open", err)
-                                   : xd_runtime_check_device(runtime, device, "buffer_open", err);
+    int status = is_host(device) ? xd_runtime_enter(runtime, "buffer_open", err)
+                                 : xd_runtime_check_device(runtime, device, "buffer_open", err);
     if (status)
         return status;
     xd_buffer *buffer = xd_new(sizeof *buffer, "buffer_open", err);
     if (!buffer)
         return XD_NO_HOST_MEMORY;
-    *buffer = (xd_buffer){.runtime = runtime, .device = device, .bytes = bytes};
+    *buffer = (xd_buffer){.runtime = runtime, .device = device, .pageable = pageable, .bytes = bytes};
     if (bytes)
-        status = allocate(runtime, device, bytes, &buffer->address, err);
+        status = allocate(buffer, err);
     if (status) {
         free(buffer);
         return explain(runtime, device, bytes, status, err);
     }
-    atomic_fetch_add(held(runtime, device), (long long)bytes);
-    xd_runtime_count(runtime, XD_LIVE_BUFFERS, 1);
+    count(buffer, 1);
     *out = buffer;
     return XD_OK;
+}
+
+int xd_buffer_open(xd_buffer **out, xd_runtime *runtime, int device, uint64_t bytes, xd_error *err)
+{
+    return open_buffer(out, runtime, device, 0, bytes, err);
+}
+
+int xd_buffer_open_pageable(xd_buffer **out, xd_runtime *runtime, uint64_t bytes, xd_error *err)
+{
+    return open_buffer(out, runtime, XD_HOST, 1, bytes, err);
 }
 
 void xd_buffer_close(xd_buffer **at)
@@ -134,11 +174,14 @@ void xd_buffer_close(xd_buffer **at)
     if (!buffer)
         return;
     xd_driver *driver = buffer->runtime->driver;
+    void *memory = (void *)(uintptr_t)buffer->address;
     if (buffer->bytes && xd_runtime_owned(buffer->runtime)) {
-        if (is_pinned(buffer->device))
-            free_pinned(buffer->runtime, (void *)(uintptr_t)buffer->address, buffer->bytes);
-        else
+        if (!is_host(buffer->device))
             driver->device_free(driver, buffer->device, buffer->address, NULL);
+        else if (buffer->pageable)
+            free_pageable(buffer->runtime, memory);
+        else
+            free_pinned(buffer->runtime, memory, buffer->bytes);
     }
     xd_buffer_abandon(at);
 }
@@ -146,8 +189,7 @@ void xd_buffer_close(xd_buffer **at)
 void xd_buffer_abandon(xd_buffer **at)
 {
     xd_buffer *buffer = *at;
-    atomic_fetch_sub(held(buffer->runtime, buffer->device), (long long)buffer->bytes);
-    xd_runtime_count(buffer->runtime, XD_LIVE_BUFFERS, -1);
+    count(buffer, -1);
     free(buffer);
     *at = NULL;
 }

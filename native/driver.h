@@ -47,8 +47,9 @@ struct xd_driver {
     int (*event_elapsed)(xd_driver *driver, int device, void *begin, void *end, double *seconds, xd_error *err);
 
     /* -- work -- */
-    /* `device` is the stream's. Host memory is page-locked. Between two devices: the vendor's peer copy, which is
-       asked for only on pairs with peer access. height 1 is one-dimensional; width and height are above 0. */
+    /* `device` is the stream's. Host memory is page-locked, or from pageable_alloc. Between two devices: the vendor's
+       peer copy, which is asked for only on pairs with peer access. height 1 is one-dimensional; width and height are
+       above 0. */
     int (*copy)(xd_driver *driver, int device, void *stream, const xd_transfer *transfer, xd_error *err);
     int (*fill)(xd_driver *driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err);
     /* A host function in stream order. The driver calls kernel->drop exactly once, also when this call fails. */
@@ -57,6 +58,9 @@ struct xd_driver {
     /* -- optional: NULL means the default named here -- */
     /* Waits for the event at most timeout ns. Default: event_query, spinning first, then sleeping. */
     int (*event_wait)(xd_driver *driver, int device, void *event, uint64_t timeout, int *done, xd_error *err);
+    /* Host memory that is not page-locked, for copies that the host waits for; host_free frees it. Default: the C
+       library's. */
+    int (*pageable_alloc)(xd_driver *driver, uint64_t bytes, void **address, xd_error *err);
     /* ns. Default: CLOCK_MONOTONIC. */
     uint64_t (*clock)(xd_driver *driver);
     /* The host reads or writes these bytes now. Default: nothing. */

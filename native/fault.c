@@ -81,6 +81,7 @@ FALLIBLE(copy, (xd_driver * driver, int device, void *stream, const xd_transfer 
 FALLIBLE(fill,
          (xd_driver * driver, int device, void *stream, uint64_t address, int byte, uint64_t bytes, xd_error *err),
          device, stream, address, byte, bytes, err)
+FALLIBLE(pageable_alloc, (xd_driver * driver, uint64_t bytes, void **address, xd_error *err), bytes, address, err)
 FALLIBLE(event_wait, (xd_driver * driver, int device, void *event, uint64_t timeout, int *done, xd_error *err), device,
          event, timeout, done, err)
 FALLIBLE(host_access, (xd_driver * driver, const void *address, uint64_t bytes, int write, xd_error *err), address,
@@ -164,6 +165,7 @@ int xd_fault_create(xd_driver **out, xd_driver *inner, xd_error *err)
         .fill = fault_fill,
         .launch = fault_launch,
         .event_wait = inner->event_wait ? fault_event_wait : NULL,
+        .pageable_alloc = inner->pageable_alloc ? fault_pageable_alloc : NULL,
         .clock = inner->clock ? fault_clock : NULL,
         .host_access = inner->host_access ? fault_host_access : NULL,
         .settle = inner->settle ? fault_settle : NULL,

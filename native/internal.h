@@ -98,5 +98,7 @@ const xd_runtime *xd_ring_runtime(const xd_ring *ring);
 int xd_buffer_drop_spare(xd_runtime *runtime);
 /* Frees the object and leaves the memory to the process: something that never ended may still write there. */
 void xd_buffer_abandon(xd_buffer **buffer);
+/* Host memory at a page's begin that is not page-locked. */
+int xd_buffer_open_pageable(xd_buffer **out, xd_runtime *runtime, uint64_t bytes, xd_error *err);
 
 #endif

@@ -91,7 +91,7 @@ int xd_reader_open(xd_reader **out, xd_runtime *runtime, const xd_piece *pieces,
     if (!reader)
         return XD_NO_HOST_MEMORY;
     reader->runtime = runtime;
-    reader->sync_uploads = chosen.sync_uploads;
+    reader->sync_uploads = chosen.sync_uploads || (given && xd_ring_is_pageable(given));
     reader->io = chosen.io;
     reader->verify = chosen.verify;
     reader->together = chosen.workers ? chosen.workers : WORKERS;

@@ -1,4 +1,4 @@
-/* Page-locked tiles, handed out in turn, each with the event after which it may be written again. */
+/* Tiles of host memory, handed out in turn, each with the event after which it may be written again. */
 #include "internal.h"
 
 #include <inttypes.h>
@@ -18,11 +18,12 @@ struct xd_ring {
     xd_buffer *memory;
     uint64_t tile_bytes;
     unsigned count;
+    int pageable;
     uint64_t turns; /* given out; turn i is for tile i % count */
     ring_tile tiles[];
 };
 
-int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+static int open_ring(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, int pageable, xd_error *err)
 {
     int status = xd_runtime_enter(runtime, "ring_open", err);
     if (status)
@@ -36,12 +37,14 @@ int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t ti
         return XD_NO_HOST_MEMORY;
     ring->runtime = runtime;
     ring->tile_bytes = tile_bytes;
+    ring->pageable = pageable;
     for (; ring->count < tiles; ring->count++) {
         status = xd_event_open(&ring->tiles[ring->count].free, runtime, 0, err);
         if (status)
             goto close_events;
     }
-    status = xd_buffer_open(&ring->memory, runtime, XD_HOST, bytes, err);
+    status = pageable ? xd_buffer_open_pageable(&ring->memory, runtime, bytes, err)
+                      : xd_buffer_open(&ring->memory, runtime, XD_HOST, bytes, err);
     if (status)
         goto close_events;
     pthread_mutex_init(&ring->lock, NULL);
@@ -55,6 +58,16 @@ close_events:
         xd_event_close(&ring->tiles[--ring->count].free);
     free(ring);
     return status;
+}
+
+int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+{
+    return open_ring(out, runtime, tiles, tile_bytes, 0, err);
+}
+
+int xd_ring_open_pageable(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+{
+    return open_ring(out, runtime, tiles, tile_bytes, 1, err);
 }
 
 /* Can no queued work touch a tile any more? An error means that the device has stopped. */
@@ -96,6 +109,11 @@ const xd_runtime *xd_ring_runtime(const xd_ring *ring)
 unsigned xd_ring_tiles(const xd_ring *ring)
 {
     return ring->count;
+}
+
+int xd_ring_is_pageable(const xd_ring *ring)
+{
+    return ring->pageable;
 }
 
 uint64_t xd_ring_tile_bytes(const xd_ring *ring)

@@ -211,6 +211,10 @@ typedef struct xd_tile {
 } xd_tile;
 
 int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err);
+/* Over memory that is not page-locked, for where there is none of that: the vendors' drivers copy it by ways of their own,
+   so each copy is slow, and whoever queues one waits for it before the next. */
+int xd_ring_open_pageable(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err);
+int xd_ring_is_pageable(const xd_ring *ring);
 void xd_ring_close(xd_ring **ring); /* waits for tiles in flight */
 unsigned xd_ring_tiles(const xd_ring *ring);
 uint64_t xd_ring_tile_bytes(const xd_ring *ring);
@@ -311,7 +315,7 @@ typedef struct xd_reader_options {
     unsigned workers;     /* how many run at once, 64 at most: each keeps its share of the tiles, one at least; 0: 4 */
     unsigned streams;     /* of a device: the workers take turns; 0: 1 */
     uint64_t tile_bytes;  /* 0: 2 MiB; a multiple of 4096 if any piece has a direct_fd */
-    int sync_uploads;     /* 1: each worker waits for its upload before it reads on */
+    int sync_uploads;     /* 1: each worker waits for its upload before it reads on; as with a pageable ring */
     int io;               /* XD_IO_AUTO or XD_IO_DIRECT */
     int verify;           /* 1: keeps a checksum of every upload for xd_reader_verify */
     xd_ring *ring;        /* instead of `tiles` and `tile_bytes`: one that the reader takes over if it opens; or NULL */

@@ -228,19 +228,22 @@ cdef class Tile:
 
 @cython.no_gc_clear
 cdef class Ring:
-    """Tiles of page-locked memory, handed out in turn, each once its last use has ended; from Runtime.ring()."""
+    """Tiles of host memory, handed out in turn, each once its last use has ended; from Runtime.ring()."""
 
     cdef xd_ring *ptr
     cdef readonly Runtime runtime
     cdef object __weakref__
 
-    cdef Ring open(self, Runtime runtime, unsigned tiles, uint64_t tile_bytes):
+    cdef Ring open(self, Runtime runtime, unsigned tiles, uint64_t tile_bytes, bint pageable):
         cdef xd_error err
         cdef xd_runtime *parent = runtime.alive()
         cdef xd_ring *out = NULL
         cdef int status
         with nogil:
-            status = xd_ring_open(&out, parent, tiles, tile_bytes, &err)
+            if pageable:
+                status = xd_ring_open_pageable(&out, parent, tiles, tile_bytes, &err)
+            else:
+                status = xd_ring_open(&out, parent, tiles, tile_bytes, &err)
         check(status, &err)
         self.ptr = out
         self.runtime = runtime
@@ -280,6 +283,11 @@ cdef class Ring:
     def tile_bytes(self):
         """The size of each."""
         return xd_ring_tile_bytes(self.alive())
+
+    @property
+    def pageable(self):
+        """Whether they are not page-locked."""
+        return bool(xd_ring_is_pageable(self.alive()))
 
     def acquire(self, timeout=None):
         """The next Tile, once the host may write it; None when `timeout` seconds passed first. Ctrl-C is seen."""

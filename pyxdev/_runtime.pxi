@@ -211,9 +211,10 @@ cdef class Runtime:
         options.gate = gate
         return (<Link>Link.__new__(Link)).open(self, src, dst, &options)
 
-    def ring(self, tiles, tile_bytes):
-        """A Ring of so many tiles of tile_bytes each. Raises OutOfMemory."""
-        return (<Ring>Ring.__new__(Ring)).open(self, tiles, tile_bytes)
+    def ring(self, tiles, tile_bytes, pageable=False):
+        """A Ring of so many tiles of tile_bytes each. pageable: of memory that is not page-locked, for want of that:
+        copies of it are slow, and each is waited for before the next. Raises OutOfMemory."""
+        return (<Ring>Ring.__new__(Ring)).open(self, tiles, tile_bytes, pageable)
 
     def throttle(self, limit):
         """A Throttle of `limit` places."""

@@ -126,6 +126,8 @@ cdef extern from "xdev.h" nogil:
         uint64_t bytes
         unsigned index
     int xd_ring_open(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+    int xd_ring_open_pageable(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, xd_error *err)
+    int xd_ring_is_pageable(const xd_ring *ring)
     void xd_ring_close(xd_ring **ring)
     unsigned xd_ring_tiles(const xd_ring *ring)
     uint64_t xd_ring_tile_bytes(const xd_ring *ring)

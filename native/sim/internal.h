@@ -76,6 +76,7 @@ typedef struct sim_block {
     uint64_t id;
     int device;       /* or XD_HOST */
     int foreign;      /* somebody else's memory: not unmapped */
+    int pageable;     /* host memory that counts against no budget */
     int freed;        /* freed by the caller; kept for the work queued before */
     uint64_t last_op; /* freed: the newest operation that may still use it */
     sim_pieces pieces;
@@ -92,6 +93,7 @@ void sim_memory_clear(sim *s);
 int sim_device_alloc(xd_driver *driver, int device, uint64_t bytes, uint64_t *address, xd_error *err);
 int sim_device_free(xd_driver *driver, int device, uint64_t address, xd_error *err);
 int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err);
+int sim_pageable_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err);
 int sim_host_free(xd_driver *driver, void *address, xd_error *err);
 
 /* ---- operations (queue.c), events (event.c), the calls that queue work (work.c) ---- */

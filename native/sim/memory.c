@@ -153,7 +153,8 @@ static int release(sim *s, int device, uint64_t address, const char *operation, 
     block->last_op = s->seq;
     s->memory.freed++;
     uint64_t *used = device == XD_HOST ? &s->pinned_used : &s->devices[device].used;
-    *used -= block->bytes;
+    if (!block->pageable)
+        *used -= block->bytes;
     /* As the vendors do: wait for the work queued before. In a kernel nobody can wait; reap() comes back to it. */
     sim_goal goal = {.drain = true, .device = device, .last_op = s->seq};
     uint64_t bytes = block->bytes;
@@ -242,6 +243,23 @@ int sim_host_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *
 int xd_sim_adopt(xd_driver *driver, void *address, uint64_t bytes, xd_error *err)
 {
     return lock_pages(sim_of(driver), address, bytes, &address, err);
+}
+
+int sim_pageable_alloc(xd_driver *driver, uint64_t bytes, void **address, xd_error *err)
+{
+    static const char operation[] = "pageable_alloc";
+    sim *s = sim_of(driver);
+    uint64_t where = 0;
+    pthread_mutex_lock(&s->lock);
+    int status = sim_refuse_here(s, operation, err);
+    if (!status)
+        status = map(s, XD_HOST, bytes, operation, &where, err);
+    if (!status) {
+        sim_block_at(&s->memory, where)->pageable = 1;
+        *address = (void *)(uintptr_t)where;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
 }
 
 int sim_host_free(xd_driver *driver, void *address, xd_error *err)

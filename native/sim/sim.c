@@ -218,6 +218,7 @@ static const xd_driver table = {
     .fill = sim_fill,
     .launch = sim_launch,
     .event_wait = sim_event_wait,
+    .pageable_alloc = sim_pageable_alloc,
     .clock = read_clock,
     .host_access = host_access,
     .capture_begin = sim_capture_begin,

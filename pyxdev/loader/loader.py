@@ -142,16 +142,27 @@ def _allocate(runtime: Runtime, plan: Plan, size: _RingSize, undo: ExitStack) ->
 
 
 def _open_ring(runtime: Runtime, size: _RingSize) -> Ring:
-    """With fewer tiles where page-locked memory is short."""
+    """With fewer tiles where page-locked memory is short, and without such memory where there is none."""
     tiles = size.tiles
     while True:
         try:
             return runtime.ring(tiles, size.tile_bytes)
         except OutOfMemory as error:
-            if error.status != "NO_PINNED_MEMORY" or tiles == 1:
+            if error.status != "NO_PINNED_MEMORY":
                 raise
+            if tiles == 1:
+                return _open_pageable(runtime, size, error)
             log.warning("%s; trying with %d tiles", error, tiles // 2)
             tiles //= 2
+
+
+def _open_pageable(runtime: Runtime, size: _RingSize, why: OutOfMemory) -> Ring:
+    log.warning("%s; loading through memory that is not page-locked, which takes longer", why)
+    try:
+        return runtime.ring(size.tiles, size.tile_bytes, pageable=True)
+    except OutOfMemory as error:
+        text = f"{why}; nor is there memory that is not page-locked: {error}"
+        raise OutOfMemory(text, status=error.status, code=error.code, operation=error.operation) from error
 
 
 def _run_together(tasks: Sequence[Callable[[], Any]], results: list[Any]) -> None:
@@ -205,13 +216,15 @@ def _read(
         pieces, tensor_of = plan.pieces(addresses, direct_fds)
         total = int(plan.parts.nbytes.sum())
         tiles = ring.tiles if ring else 0
+        pinned = tiles * size.tile_bytes if ring and not ring.pageable else 0
+        async_uploads = bool(settings.async_uploads) and (ring is None or not ring.pageable)
         threads = min(size.threads, max(1, tiles))
         reader = Reader(
             runtime,
             pieces,
             workers=threads,
             ring=ring,
-            async_uploads=bool(settings.async_uploads),
+            async_uploads=async_uploads,
             io="direct" if direct_io == "on" else "auto",
             verify=verify,
         )
@@ -242,8 +255,8 @@ def _read(
             reading=reading,
             waiting=waiting,
             threads=threads,
-            pinned=tiles * size.tile_bytes,
-            async_uploads=bool(settings.async_uploads),
+            pinned=pinned,
+            async_uploads=async_uploads,
             devices=tuple(_device_report(reader, device, begin) for device in plan.devices),
         )
 

@@ -34,7 +34,7 @@ class DeviceReport:
 class Report:
     """How a load went. `seconds` runs from the call until the last byte was on its device, `setup` until the first
     read; `reading` and `waiting` are what all threads together spent in reads, and waiting for free tiles and uploads;
-    `pinned` counts bytes of page-locked memory."""
+    `pinned` counts bytes of page-locked memory, 0 where there was none to be had."""
 
     tensors: int
     seconds: float
@@ -70,6 +70,8 @@ class Report:
         """What took most of the time."""
         if self.setup > self.seconds / 2:
             return "set-up: headers, memory, page-locking"
+        if self.waiting > self.reading and self.nbytes and not self.pinned:
+            return "uploads from memory that is not page-locked"
         if self.waiting > self.reading:
             return "the devices: threads waited for uploads"
         if self.direct > self.nbytes / 2:

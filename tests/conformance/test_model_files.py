@@ -6,6 +6,7 @@ import pytest
 from hardware import pattern, same
 
 from pyxdev import load
+from pyxdev.loader import loader
 
 
 def write_safetensors(path, tensors):
@@ -31,3 +32,21 @@ def test_a_model_file_is_on_its_devices_byte_for_byte(runtime, tmp_path, threads
         for name, values in tensors.items():
             assert weights[name].shape == values.shape
             same(weights[name].numpy().reshape(-1), values.reshape(-1))
+
+
+def test_through_memory_that_is_not_page_locked(runtime, tmp_path, monkeypatch):
+    """As where none can be had that is."""
+    values = pattern(5_000_011, 3).reshape(1, -1)
+    write_safetensors(tmp_path / "model.safetensors", {"layers.0.weight": values})
+    opened = []
+
+    def pageable(runtime, size):
+        opened.append(runtime.ring(size.tiles, size.tile_bytes, pageable=True))
+        return opened[-1]
+
+    monkeypatch.setattr(loader, "_open_ring", pageable)
+    for threads in (1, 4):
+        with load(tmp_path / "model.safetensors", runtime=runtime, threads=threads, verify=True) as weights:
+            assert weights.report.pinned == 0 and not weights.report.async_uploads
+            same(weights["layers.0.weight"].numpy().reshape(-1), values.reshape(-1))
+    assert len(opened) == 2

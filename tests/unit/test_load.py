@@ -432,10 +432,37 @@ def test_short_pinned_memory_shrinks_the_ring(
             check_pinned = weights.report.nbytes
         assert check_pinned and not runtime.live().any()
     assert "page-locked" in caplog.text
-    with backends.open("sim", machine={"host": {"pinned_gib": 0}}) as runtime:
-        with pytest.raises(OutOfMemory, match="page-locked host memory"):
-            load(models["gguf"], runtime=runtime)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("direct_io", ["off", "on"])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_without_page_locked_memory(
+    models: dict[str, Path], contents: Contents, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    form: str, direct_io: str, threads: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(loader, "TILE_BYTES", 16 << 10)
+    without = {"device": {"count": 2}, "host": {"pinned_gib": 0}, "run": {"check": True, "jitter": 1.0}}
+    with backends.open("sim", machine=without) as runtime:
+        with load(models[form], runtime=runtime, threads=threads, direct_io=direct_io, verify=True) as weights:
+            check(weights, contents)
+            assert weights.report.pinned == 0 and not weights.report.async_uploads
         assert not runtime.live().any()
+        assert not runtime.driver.violations()
+    (said,) = [record.getMessage() for record in caplog.records if "takes longer" in record.getMessage()]
+    assert "no page-locked host memory for 16384 bytes; this runtime holds 0 bytes of it" in said
+
+
+def test_without_any_memory_for_tiles() -> None:
+    class NoMemory:
+        def ring(self, tiles: int, tile_bytes: int, pageable: bool = False) -> Any:
+            if pageable:
+                raise OutOfMemory(f"no host memory for {tiles * tile_bytes} bytes", status="NO_HOST_MEMORY")
+            raise OutOfMemory(f"no page-locked host memory for {tiles * tile_bytes}", status="NO_PINNED_MEMORY")
+
+    none: Any = NoMemory()
+    with pytest.raises(OutOfMemory, match=r"no page-locked host memory for 8; nor is .* no host memory for 32 bytes"):
+        loader._open_ring(none, loader._RingSize(1, 4, 8))
 
 
 # ---- memory ----
@@ -616,14 +643,19 @@ def test_a_file_that_shrinks_while_it_is_read(
 # ---- faults of the devices ----
 
 
-@pytest.mark.parametrize("uploads", [True, False])
+@pytest.mark.parametrize("uploads, pinned", [(True, 1), (False, 1), (True, 0)])
 @pytest.mark.parametrize("sticky", [False, True])
 def test_every_driver_call_fails_once(
-    models: dict[str, Path], contents: Contents, uploads: bool, sticky: bool, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path],
+    contents: Contents,
+    uploads: bool,
+    pinned: int,
+    sticky: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loader, "TILE_BYTES", 64 << 10)
     for at in itertools.count(1):
-        driver = FaultDriver(sim.driver({"device": {"count": 2}}))
+        driver = FaultDriver(sim.driver({"device": {"count": 2}, "host": {"pinned_gib": pinned}}))
         runtime = Runtime(driver)
         driver.arm(at, sticky=sticky)
         try:
