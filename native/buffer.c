@@ -87,7 +87,9 @@ static int allocate_pageable(xd_runtime *runtime, uint64_t bytes, void **memory,
         return driver->pageable_alloc(driver, bytes, memory, err);
     uint64_t pages = (bytes + PAGE - 1) / PAGE;
     *memory = aligned_alloc(PAGE, pages * PAGE);
-    return *memory ? XD_OK : xd_fail(err, XD_NO_HOST_MEMORY, 0, "buffer_open", "no host memory for %" PRIu64 " bytes", bytes);
+    if (*memory)
+        return XD_OK;
+    return xd_fail(err, XD_NO_HOST_MEMORY, 0, "buffer_open", "no host memory for %" PRIu64 " bytes", bytes);
 }
 
 static void free_pageable(xd_runtime *runtime, void *memory)

@@ -23,7 +23,8 @@ struct xd_ring {
     ring_tile tiles[];
 };
 
-static int open_ring(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, int pageable, xd_error *err)
+static int open_ring(xd_ring **out, xd_runtime *runtime, unsigned tiles, uint64_t tile_bytes, int pageable,
+                     xd_error *err)
 {
     int status = xd_runtime_enter(runtime, "ring_open", err);
     if (status)
