@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "cuda_api.h"
@@ -758,16 +759,58 @@ static cu_result line(cu_stream stream, int to, uint64_t dst, int from, uint64_t
                                       .height = 1, .dst_pitch = bytes, .src_pitch = bytes});
 }
 
+/* Somebody's memory that is not page-locked: the driver copies it through memory of its own. */
+static int is_pageable(const void *memory, size_t bytes)
+{
+    enum { PAGE = 4096 };
+    uintptr_t begin = (uintptr_t)memory / PAGE * PAGE, end = (uintptr_t)memory + bytes;
+    unsigned char *found = malloc((end - begin) / PAGE + 1);
+    int mapped = found && mincore((void *)begin, end - begin, found) == 0;
+    free(found);
+    return mapped;
+}
+
+/* It returns when the host's memory has been read, as the driver does, and may be further. */
+static cu_result copy_from_pageable(cu_address dst, const void *src, size_t bytes, cu_stream stream)
+{
+    void *between;
+    cu_result code = result_of(sim->pageable_alloc(sim, bytes, &between, NULL));
+    if (code)
+        return code;
+    memcpy(between, src, bytes);
+    code = line(stream, STREAMS_OWN, dst, XD_HOST, (uintptr_t)between, bytes);
+    sim->host_free(sim, between, NULL); /* after the copy */
+    return code;
+}
+
+/* It returns when the host's memory has been written, as the driver does. */
+static cu_result copy_to_pageable(void *dst, cu_address src, size_t bytes, cu_stream stream)
+{
+    void *between;
+    cu_result code = result_of(sim->pageable_alloc(sim, bytes, &between, NULL));
+    if (code)
+        return code;
+    code = line(stream, XD_HOST, (uintptr_t)between, STREAMS_OWN, src, bytes);
+    if (!code)
+        code = stream_synchronize(stream);
+    if (!code)
+        memcpy(dst, between, bytes);
+    sim->host_free(sim, between, NULL);
+    return code;
+}
+
 static cu_result copy_htod(cu_address dst, const void *src, size_t bytes, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpyHtoDAsync");
-    return line(stream, STREAMS_OWN, dst, XD_HOST, (uintptr_t)src, bytes);
+    cu_result code = line(stream, STREAMS_OWN, dst, XD_HOST, (uintptr_t)src, bytes);
+    return code == CU_INVALID_VALUE && is_pageable(src, bytes) ? copy_from_pageable(dst, src, bytes, stream) : code;
 }
 
 static cu_result copy_dtoh(void *dst, cu_address src, size_t bytes, cu_stream stream)
 {
     NEED_CONTEXT("cuMemcpyDtoHAsync");
-    return line(stream, XD_HOST, (uintptr_t)dst, STREAMS_OWN, src, bytes);
+    cu_result code = line(stream, XD_HOST, (uintptr_t)dst, STREAMS_OWN, src, bytes);
+    return code == CU_INVALID_VALUE && is_pageable(dst, bytes) ? copy_to_pageable(dst, src, bytes, stream) : code;
 }
 
 static cu_result copy_dtod(cu_address dst, cu_address src, size_t bytes, cu_stream stream)
