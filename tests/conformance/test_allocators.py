@@ -6,6 +6,7 @@ is done here.
 """
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -96,8 +97,10 @@ KINDS = {"plain": plain, "pool": pool, "mapped": mapped, "torch": torch_segments
 
 
 def pytest_generate_tests(metafunc):
-    """Devices other than CUDA's have one kind of memory here."""
-    kinds = list(KINDS) if metafunc.config.getoption("--pyxdev-backend") == "cuda" else ["plain"]
+    """Devices other than CUDA's have one kind of memory here, and so have those of a GPU that is there twice: nobody
+    else knows of the second one (tests/fakes/twice.c)."""
+    all_kinds = metafunc.config.getoption("--pyxdev-backend") == "cuda" and "PYXDEV_TWICE" not in os.environ
+    kinds = list(KINDS) if all_kinds else ["plain"]
     metafunc.parametrize("of", kinds)
     metafunc.parametrize("to", kinds)
 
