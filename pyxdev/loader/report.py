@@ -70,7 +70,7 @@ class Report:
         """What took most of the time."""
         if self.setup > self.seconds / 2:
             return "set-up: headers, memory, page-locking"
-        if self.waiting > self.reading and self.nbytes and not self.pinned:
+        if self.nbytes and not self.pinned:
             return "uploads from memory that is not page-locked"
         if self.waiting > self.reading:
             return "the devices: threads waited for uploads"

@@ -447,6 +447,7 @@ def test_without_page_locked_memory(
         with load(models[form], runtime=runtime, threads=threads, direct_io=direct_io, verify=True) as weights:
             check(weights, contents)
             assert weights.report.pinned == 0 and not weights.report.async_uploads
+            assert weights.report.limit.endswith(("not page-locked", "page-locking"))
         assert not runtime.live().any()
         assert not runtime.driver.violations()
     (said,) = [record.getMessage() for record in caplog.records if "takes longer" in record.getMessage()]
