@@ -277,6 +277,24 @@ static void synchronous(void)
     xd_buffer_close(&to.buffer);
 }
 
+/* A ring that is not page-locked is waited for as well, also where nobody asked for that. */
+static void pageable(void)
+{
+    target to = on_device(0, FILE_BYTES);
+    xd_piece piece = {.fd = plain, .direct_fd = -1, .bytes = FILE_BYTES, .address = to.address};
+    xd_ring *ring;
+    rec.table.pageable_alloc = rec.table.host_alloc; /* copies are from the recorder's memory alone */
+    OK(xd_ring_open_pageable(&ring, runtime, 8, 2 * PAGE, &err));
+    rec.queries = 0;
+    now = (script){.waited = 1};
+    run(&piece, 1, (xd_reader_options){.calls = &scripted, .ring = ring, .workers = 1});
+    CHECK_EQ(now.calls, uploads());
+    CHECK_EQ(now.calls, (FILE_BYTES + 2 * PAGE - 1) / (2 * PAGE));
+    now = (script){0};
+    rec.table.pageable_alloc = NULL;
+    xd_buffer_close(&to.buffer);
+}
+
 static void streams(void)
 {
     static const char *const names[] = {"first", "second", "third", NULL};
@@ -561,6 +579,7 @@ int main(void)
     many_small();
     direct_reads();
     synchronous();
+    pageable();
     streams();
     given_ring();
     truncated();

@@ -55,6 +55,14 @@ MUTATIONS = [
         "test_reader.c",
     ),
     (
+        "a worker waits for its upload from memory that is not page-locked",
+        "reader.c",
+        " || (given && xd_ring_is_pageable(given))",
+        "",
+        CALLS,
+        "test_reader.c",
+    ),
+    (
         "reading back waits",
         "worker.c",
         "        status = wait_tile(w, 0, err);\n",
