@@ -216,15 +216,14 @@ def _read(
         pieces, tensor_of = plan.pieces(addresses, direct_fds)
         total = int(plan.parts.nbytes.sum())
         tiles = ring.tiles if ring else 0
-        pinned = tiles * size.tile_bytes if ring and not ring.pageable else 0
-        async_uploads = bool(settings.async_uploads) and (ring is None or not ring.pageable)
+        pageable = ring is not None and ring.pageable  # asked now: the reader takes the ring over
         threads = min(size.threads, max(1, tiles))
         reader = Reader(
             runtime,
             pieces,
             workers=threads,
             ring=ring,
-            async_uploads=async_uploads,
+            async_uploads=bool(settings.async_uploads),
             io="direct" if direct_io == "on" else "auto",
             verify=verify,
         )
@@ -255,8 +254,8 @@ def _read(
             reading=reading,
             waiting=waiting,
             threads=threads,
-            pinned=pinned,
-            async_uploads=async_uploads,
+            pinned=0 if pageable else tiles * size.tile_bytes,
+            async_uploads=bool(settings.async_uploads) and not pageable,
             devices=tuple(_device_report(reader, device, begin) for device in plan.devices),
         )
 
