@@ -15,7 +15,8 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -203,21 +204,33 @@ def given_arrays(seed: int) -> bool:
     return all(right)
 
 
+SLOW_COPIES = {"device": {"count": 1, "memory_gb_s": 0.2, "to_device_gb_s": 10}}
+
+
+@contextmanager
+def from_host(runtime: Any, numbers: Iterable[int]) -> Iterator[Callable[[Any, int], Array]]:
+    """A stage that gives an array full of the number it gets. It comes from the host, so that no engine keeps it from
+    being written while an earlier one in the same memory is still being copied."""
+    values = {n: runtime.buffer(HOST, 4 * SIZE) for n in numbers}
+    for n, buffer in values.items():
+        memory(buffer.address, 4 * SIZE).view(np.float32)[:] = n
+
+    def given(stage: Any, n: int) -> Array:
+        y: Array = stage.empty((SIZE,), "float32")
+        stage.stream.copy(y.address, values[n].address, 4 * SIZE, dst_device=0, src_device=HOST)
+        return y
+
+    try:
+        yield given
+    finally:
+        for buffer in values.values():
+            buffer.close()
+
+
 def results(seed: int) -> bool:
-    """Results on a device, read or dropped while they are being copied. The outputs come from the host, so that no
-    engine keeps them from being overwritten meanwhile."""
-    count, slow = 12, {"device": {"count": 1, "memory_gb_s": 0.2, "to_device_gb_s": 10}}
-
-    with open_backend("sim", machine=machine(seed) | slow) as runtime:
-        values = [runtime.buffer(HOST, 4 * SIZE) for _ in range(count)]
-        for n, buffer in enumerate(values):
-            memory(buffer.address, 4 * SIZE).view(np.float32)[:] = n
-
-        def given(stage: Any, n: int) -> Array:
-            y: Array = stage.empty((SIZE,), "float32")
-            stage.stream.copy(y.address, values[n].address, 4 * SIZE, dst_device=0, src_device=HOST)
-            return y
-
+    """Results on a device, read or dropped while they are being copied."""
+    count = 12
+    with open_backend("sim", machine=machine(seed) | SLOW_COPIES) as runtime, from_host(runtime, range(count)) as given:
         ys = []
         with Executor([0], [given], runtime=runtime, in_flight=2, depth=1, adapter="raw") as pipe:
             for n in range(count):
@@ -227,17 +240,12 @@ def results(seed: int) -> bool:
             read = pipe.submit(7).result().numpy()
         right = [bool((y.numpy() == n).all()) for n, y in enumerate(ys)] + [bool((read == 7).all())]
         del ys
-        for buffer in values:
-            buffer.close()
     return all(right)
 
 
 def graphs(runtime: Any, fn: Any, in_flight: int) -> Executor:
     """One stage that is run by graphs."""
     return Executor([0], [fn], runtime=runtime, graph="on", in_flight=in_flight, depth=2, adapter="raw")
-
-
-SLOW_COPIES = {"device": {"count": 1, "memory_gb_s": 0.2, "to_device_gb_s": 10}}
 
 
 def graph_results(seed: int) -> bool:
@@ -257,27 +265,18 @@ def graph_results(seed: int) -> bool:
 
 
 def graph_dropped(seed: int) -> bool:
-    """A result that nobody wants is still being copied when the stage runs as it is, for another number. Its output
-    comes from the host, as that of `results`."""
+    """A result that nobody wants is still being copied when the stage runs as it is, for another number."""
     right = []
-    with open_backend("sim", machine=machine(seed) | SLOW_COPIES) as runtime:
-        given = {n: runtime.buffer(HOST, 4 * SIZE) for n in (1, 2)}
-        for n, buffer in given.items():
-            memory(buffer.address, 4 * SIZE).view(np.float32)[:] = n
-
-        def gives(stage: Any, n: int) -> Any:
-            y = stage.empty((SIZE,), "float32")
-            stage.stream.copy(y.address, given[n].address, 4 * SIZE, dst_device=0, src_device=HOST)
-            return y
-
-        with graphs(runtime, gives, 4) as pipe:
-            for n in (1,) * (WARM + 2) + (1, 2) * 6:
-                ticket = pipe.submit(n)
-                if n == 2:
-                    right.append(bool((ticket.result().numpy() == 2).all()))
-                del ticket
-        for buffer in given.values():
-            buffer.close()
+    with (
+        open_backend("sim", machine=machine(seed) | SLOW_COPIES) as runtime,
+        from_host(runtime, (1, 2)) as given,
+        graphs(runtime, given, 4) as pipe,
+    ):
+        for n in (1,) * (WARM + 2) + (1, 2) * 6:
+            ticket = pipe.submit(n)
+            if n == 2:
+                right.append(bool((ticket.result().numpy() == 2).all()))
+            del ticket
     return all(right)
 
 
