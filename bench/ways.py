@@ -164,8 +164,8 @@ class ByExecutor:
         return next((stage.eager for stage in self.executor.plan().stages if stage.eager), "")
 
     def _ready(self) -> tuple[float, float]:
-        """Seconds blocked so far, and the time. In between a microbatch takes out of the host's caches what stats() has
-        put there; it blocks nowhere."""
+        """Seconds blocked so far, and the time. Between stats() and the run comes a microbatch, as before the run of
+        every other way; it blocks nowhere."""
         blocked = self._blocked()
         ticket = self.executor.submit(self.xs[0])
         while not ticket.done():
