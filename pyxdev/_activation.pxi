@@ -99,6 +99,38 @@ cdef class Layout:
         return build(self.structure, iter(self.specs), iter(plain))
 
 
+cdef class Layouts:
+    LIMIT = 4096  # kept; values whose shapes change without end must not fill the memory
+
+    cdef dict known  # by (structure, specs)
+    cdef dict sums  # by parts
+    cdef Layout latest
+
+    def __init__(self):
+        self.known, self.sums = {}, {}
+
+    cpdef Layout of(self, structure, tuple specs):
+        cdef Layout layout = self.latest
+        if layout is not None and structure is layout.structure and specs == layout.specs:
+            return layout
+        layout = self.known.get((structure, specs))
+        if layout is None:
+            if len(self.known) >= self.LIMIT:
+                self.known.clear()
+            layout = self.known[structure, specs] = Layout(structure, specs)
+        self.latest = layout
+        return layout
+
+    def joined(self, tuple parts not None):
+        layout = self.sums.get(parts)
+        if layout is None:
+            if len(self.sums) >= self.LIMIT:
+                self.sums.clear()
+            structure = Node(tuple, None, tuple([part.structure for part in parts]))
+            layout = self.sums[parts] = self.of(structure, tuple([spec for part in parts for spec in part.specs]))
+        return layout
+
+
 cdef class Value:
     cdef readonly Layout layout
     cdef readonly list plain

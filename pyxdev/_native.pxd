@@ -51,6 +51,7 @@ cdef class Event:
     cdef object __weakref__
     cdef Event open(self, Runtime runtime, bint timing)
     cdef xd_event *alive(self) except NULL
+    cdef int record_in(self, Stream stream) except -1
 
 
 cdef class Buffer:

@@ -1,10 +1,12 @@
 """What the executor does for every stage of every microbatch; executor/stages.py has the order of it all."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyxdev._native import Array, Buffer, Event, Lease, Link, Runtime, Stream
 from pyxdev.adapters.activation import Spec
+
+_T = TypeVar("_T")
 
 ARRAY: str
 PLAIN: str
@@ -53,6 +55,15 @@ class Layout:
     def example(self, plain: Sequence[Any]) -> Any:
         """The value with a Spec for each array."""
 
+class Layouts:
+    """One Layout for each structure and its arrays. One thread at a time."""
+
+    LIMIT: int
+    def __init__(self) -> None: ...
+    def of(self, structure: _Structure, specs: tuple[Spec, ...]) -> Layout: ...
+    def joined(self, parts: tuple[Layout, ...]) -> Layout:
+        """Of a tuple of values, whose arrays lie one value after the other."""
+
 class Value:
     """What a stage is given, but for the arrays' memory.
 
@@ -72,6 +83,9 @@ class Value:
         """Whether the plain leaves are there."""
     def values(self) -> list[Any]:
         """The plain leaves."""
+
+class Stopped(Exception):
+    """A stage did not queue its work: the microbatch has failed, or one before it has."""
 
 class Activation:
     """A value in memory of a device, or on its way there.
@@ -214,6 +228,158 @@ class Costs:
     def span(self) -> tuple[int, float]:
         """How many microbatches are kept, and the time from the beginning of the first to the end of the last."""
 
+class Epoch:
+    """The microbatches from one delivered error to the next. The first that fails cancels those after it."""
+
+    failed: Microbatch | None
+    def __init__(self) -> None: ...
+    @property
+    def over(self) -> bool:
+        """Whether the ticket of the failed microbatch is gone, so that nobody can ask for its error any more."""
+
+class Microbatch:
+    """One input on its way. index: its place in the order of submission. turn: counts those that were admitted. end:
+    the event recorded at the end of the last stage, lent by exit. ticket: a weak reference.
+
+    Kernels that run later than they are submitted look at `stopped` first and report with fail().
+    """
+
+    error: BaseException | None
+    cancelled: bool
+    output: Activation | None
+    ticket: Callable[[], Any] | None
+    def __init__(self, index: int, turn: int, epoch: Epoch, ends: Events) -> None: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def epoch(self) -> Epoch: ...
+    @property
+    def exit(self) -> Lease: ...
+    @property
+    def end(self) -> Event: ...
+    @property
+    def stopped(self) -> bool:
+        """Whether it has failed, or one before it has."""
+    def fail(self, error: BaseException) -> None:
+        """The first error of a microbatch is kept."""
+    def outcome(self) -> BaseException | None:
+        """The error to raise, once the device is through with the microbatch."""
+
+class StageCore:
+    """What a stage queues for every microbatch.
+
+    ends: events of microbatches, by turn; not of the last stage. streams: its own, which is `stream`, and for the last
+    stage, if it has graphs, one where what they have written is copied. kept: others than the next stage read the
+    outputs; output: the latest, if so. work: queues the stage's function; a trace puts itself in between.
+    """
+
+    is_last: bool
+    kept: bool
+    output: Any  # Activation | None
+    work: Callable[..., Activation]
+    def __init__(self, stream: Stream, slots: SlotRing, outputs: Outputs, index: int, in_flight: int) -> None: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def stream(self) -> Stream: ...
+    @property
+    def slots(self) -> Any: ...
+    @property
+    def outputs(self) -> Outputs: ...
+    @property
+    def ends(self) -> list[Event]: ...
+    @property
+    def streams(self) -> list[Stream]: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
+        """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
+    def leave(self, batch: Microbatch, slot: Slot) -> None:
+        """What the stage has queued for a microbatch ends here. For the last stage that is the microbatch's own end."""
+    def aside(self) -> Stream:
+        """A stream that goes on from what has been queued so far, beside the stage's next work. The microbatch ends
+        there."""
+    def close(self) -> None: ...
+
+class Hop:
+    """From one stage to the next."""
+
+    def __init__(self, link: Link, producer: StageCore, consumer: StageCore) -> None: ...
+    @property
+    def producer(self) -> Any: ...
+    @property
+    def consumer(self) -> Any: ...
+    def run(self, batch: Microbatch, source: Activation) -> Activation:
+        """Queues the copy of the producer's outputs into the consumer's next slot, and the consumer."""
+    def sent(self) -> list[tuple[int, int]]:
+        """(device, bytes) of what the latest microbatch has sent from there."""
+    def close(self) -> None:
+        """Nothing was opened."""
+
+class Order:
+    """A lock that knows its owner: a stage that submits to its own executor would wait for its own end."""
+
+    def __init__(self) -> None: ...
+    def run(self, act: Callable[..., _T], *args: Any) -> _T:
+        """Calls act, one thread at a time. Raises InvalidArgument for a thread that is inside already."""
+
+class Source:
+    """An array on a device that a copy is going to read."""
+
+    def __init__(self, device: int, address: int, ready: Event | None, keep: Any, stream: Stream | None) -> None:
+        """ready: after which it is there. keep: what keeps its memory alive. stream: of the owner, whose work so far
+        the copy comes after, and whose next work after the copy."""
+    @property
+    def device(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def ready(self) -> Event | None: ...
+    @property
+    def keep(self) -> Any: ...
+    @property
+    def stream(self) -> Stream | None: ...
+
+class InputCopies:
+    """Brings inputs into the slots of the first stage. A subclass has read_parts(x, executor), for what is no array,
+    and fill(turn, source, slot), for what is not the output of a microbatch."""
+
+    def __init__(
+        self, stage: StageCore, last: StageCore, links: Any, adapter: Any, layouts: Layouts, in_flight: int
+    ) -> None:
+        """stage, last: the first and the last of the line. links: whose between(src, dst) is a Link. adapter: of the
+        first stage."""
+    @property
+    def stage(self) -> Any: ...
+    @property
+    def last(self) -> Any: ...
+    def read(self, x: Any, executor: Any) -> Activation:
+        """What is no ticket, as an activation whose arrays are still where they were and whose `ready` is None. Raises
+        InvalidArgument for what cannot be sent, Cancelled for a ticket in it that has no result."""
+    def send(self, batch: Microbatch, source: Activation) -> Slot:
+        """Queues the copies into the first stage's slot of this turn."""
+    def copy(self, turn: int, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
+        """Copies the caller's array, and keeps it until the microbatch has left. It is done in the order of its owner's
+        stream, which itself copies within a device: that takes the fewest events."""
+    def queue(
+        self,
+        source: Source,
+        slot: Slot,
+        offset: int,
+        nbytes: int,
+        ready: Event | None,
+        released: Event | None,
+        arrived: Event,
+    ) -> None:
+        """A copy by a link."""
+    def close(self) -> None: ...
+
 class RawStage:
     """What a raw stage is given: its device, its stream, and memory in stream order.
 
@@ -261,15 +427,14 @@ class Call:
         failed: takes what it returned, if not 0, or the exception that kept it from being called."""
 
 class Views:
-    """The tensors that a layout makes of a slot's memory. uses: how many things used that memory then."""
+    """The tensors that a layout makes of a slot's memory."""
 
-    def __init__(self, memory: Any, tensors: list[Any], uses: int) -> None: ...
+    def __init__(self, memory: Any, tensors: list[Any], count: Callable[[int], int] | None) -> None:
+        """count: of the users of a storage, by its handle; None where this torch cannot tell."""
     @property
     def memory(self) -> Any: ...
     @property
     def tensors(self) -> list[Any]: ...
-    @property
-    def uses(self) -> int: ...
 
 class Loans:
     """Outputs of a torch stage that are the caller's results as they are.
@@ -288,10 +453,18 @@ class Loans:
         """Those that the caller still has, and his streams."""
 
 class TorchStage:
-    """What the torch adapter does for every microbatch. A subclass has describe(tensor), open_stream(stage) and
-    watched(stage, x), which calls a stage that has sync_check."""
+    """What the torch adapter does for every microbatch. A subclass has is_other_array(leaf), other_spec(leaf) and
+    other_source(runtime, leaf), for leaves that are no tensors; dense(tensor); describe(tensor), the Spec of one of a
+    kind that was not seen before; open_stream(stage); make_views(stage, slot, value); and watched(stage, x), which
+    calls a stage that has sync_check."""
 
-    def __init__(self, torch: Any, layouts: Any) -> None: ...
+    def __init__(self, torch: Any, layouts: Any, streams: Any) -> None:
+        """streams: whose of(runtime, device, handle) is a Stream."""
+    def is_array(self, leaf: Any) -> bool: ...
+    def spec(self, leaf: Any) -> Spec: ...
+    def source(self, runtime: Runtime, leaf: Any) -> Source | None:
+        """In the order of the caller's current stream."""
+    def run(self, stage: Any, batch: Microbatch, slot: Slot, incoming: Value) -> Activation: ...
     def call(self, stage: Any, views: Views, incoming: Value) -> Activation:
         """Calls the stage's function on aliases of the views, with its stream and device current, and takes its outputs
         over. Raises what the function raises, InvalidArgument for outputs that cannot be sent."""
@@ -302,11 +475,10 @@ class TorchStage:
     def leave(self, before: Any) -> None: ...
     def own(self, stage: Any, arrays: list[Any], n: int) -> Spec:
         """Makes output n a dense tensor that only we refer to."""
-    def spec_of(self, tensor: Any) -> Spec: ...
     def device_of(self, tensor: Any) -> int:
         """Its ordinal, or HOST. Raises InvalidArgument for a tensor elsewhere."""
-    def current_handle(self, device: int) -> int:
-        """Of torch's current stream there."""
+    def their_stream(self, runtime: Runtime, device: int) -> Stream:
+        """torch's current stream there."""
     def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
         """A dense tensor's copy, made by the current stream of its device, as which it is given. clone() is slower."""
     def views(self, memory: Any, tensors: list[Any]) -> Views: ...

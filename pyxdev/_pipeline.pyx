@@ -6,12 +6,14 @@ executor/stages.py has the order of it all; types stand in _pipeline.pyi.
 
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
 import gc
 from collections import deque, namedtuple
 from functools import partial
+from threading import Lock
 from weakref import ref as weakref
 
 from pyxdev._native cimport Array, Buffer, Event, Lease, Link, Runtime, Stream
@@ -20,6 +22,10 @@ from pyxdev.xdev cimport XD_HOST, xd_function, xd_kernel, xd_range
 from pyxdev import errors
 
 include "_activation.pxi"
+
+
+class Stopped(Exception):
+    """A stage did not queue its work: the microbatch has failed, or one before it has."""
 
 
 # ---- slots and events ------------------------------------------------------------------------------------------------
@@ -89,6 +95,9 @@ cdef class SlotRing:
         return self.ring[turn % len(self.ring)]
 
     def take(self, Py_ssize_t turn, uint64_t nbytes):
+        return self.place(turn, nbytes)
+
+    cdef Slot place(self, Py_ssize_t turn, uint64_t nbytes):
         cdef Slot slot = self.ring[turn % len(self.ring)]
         if slot.nbytes < nbytes:
             slot = self.enlarge(turn, nbytes)
@@ -176,11 +185,12 @@ cdef class Outputs:
     cpdef Event reader(self):
         return self.readers.take()
 
-    cpdef hold(self, Event released, keep, turn, bint lent=True):
+    cpdef hold(self, Event released, keep, Py_ssize_t turn, bint lent=True):
         self.held.append((released, keep, turn, lent))
 
-    cpdef settle(self, turn):
+    cpdef settle(self, Py_ssize_t turn):
         cdef Event released
+        cdef Py_ssize_t reader
         while len(self.held) >= self.most:
             released, keep, reader, lent = self.held.popleft()
             if reader + self.in_flight > turn:  # otherwise the reader has left the executor, and so has its copy
@@ -196,7 +206,7 @@ cdef class Outputs:
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
-def deliver(Link link not None, Activation source not None, Slot slot not None, Outputs outputs not None, turn):
+cpdef deliver(Link link, Activation source, Slot slot, Outputs outputs, Py_ssize_t turn):
     cdef bint staged = not link.is_direct(source.spans[len(source.spans) - 1][2] if source.spans else 0)
     # What a direct copy releases is what has arrived: one event for both.
     cdef Event released = outputs.reader() if staged else slot.arrived
@@ -335,6 +345,12 @@ cdef class Costs:
         if not kept:
             return 0, 0.0
         return kept, self.rows[last * self.width + self.stages + 2] - self.rows[first * self.width + self.stages + 1]
+
+
+# ---- microbatches, stages, hops, inputs ------------------------------------------------------------------------------
+
+include "_stage.pxi"
+include "_inputs.pxi"
 
 
 # ---- stages of each kind ---------------------------------------------------------------------------------------------

@@ -332,13 +332,16 @@ cdef class Event:
 
     def record(self, Stream stream not None):
         """Stands for what the stream has queued so far, from now on."""
+        self.record_in(stream)
+
+    cdef int record_in(self, Stream stream) except -1:
         cdef xd_error err
         cdef xd_event *event = self.alive()
         cdef xd_stream *recorder = stream.alive()
         cdef int status
         with nogil:
             status = xd_event_record(event, recorder, &err)
-        check(status, &err)
+        return check(status, &err)
 
     def done(self):
         """Whether that has run. Does not block."""

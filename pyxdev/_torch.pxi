@@ -3,10 +3,17 @@
 cdef class Views:
     cdef readonly object memory
     cdef readonly list tensors
-    cdef readonly Py_ssize_t uses
+    cdef object count, storage
+    cdef Py_ssize_t uses
 
-    def __init__(self, memory, list tensors not None, Py_ssize_t uses):
-        self.memory, self.tensors, self.uses = memory, tensors, uses
+    def __init__(self, memory, list tensors not None, count):
+        self.memory, self.tensors, self.count = memory, tensors, count
+        self.storage = memory.untyped_storage()._cdata
+        self.uses = count(self.storage) if count is not None else 0
+
+    cdef bint kept(self) except -1:
+        """Whether somebody else uses the memory now. False where this torch cannot tell."""
+        return self.count is not None and self.uses != self.count(self.storage)
 
 
 cdef class Loans:
@@ -64,14 +71,15 @@ cdef class TorchStage:
     cdef object strided
     cdef object count  # of a storage's users, or None
     cdef object get_device, set_device, get_stream, set_stream, get_handle
-    cdef object layouts
+    cdef Layouts layouts
+    cdef object streams  # its of(runtime, device, handle) is a Stream
     cdef dict specs
     cdef readonly tuple stream
 
-    def __init__(self, torch, layouts not None):
+    def __init__(self, torch, Layouts layouts not None, streams not None):
         native = torch._C
         self.tensor, self.strided, self.empty_like = torch.Tensor, torch.strided, torch.empty_like
-        self.layouts, self.specs = layouts, {}
+        self.layouts, self.streams, self.specs = layouts, streams, {}
         self.count = getattr(native, "_storage_Use_Count", None)
         self.loans = Loans(self.count)
         # What torch.cuda.current_stream() and set_stream() call: the objects that they make beside it take longer.
@@ -101,20 +109,37 @@ cdef class TorchStage:
             raise errors.InvalidArgument(f"a tensor on {tensor.device} cannot be sent; cpu and cuda are allowed")
         return XD_HOST
 
-    def current_handle(self, int device):
-        return self.get_handle(device)
+    cpdef Stream their_stream(self, Runtime runtime, int device):
+        return self.streams.of(runtime, device, self.get_handle(device))
 
-    cpdef spec_of(self, tensor):
+    def is_array(self, leaf):
+        return isinstance(leaf, self.tensor) or self.is_other_array(leaf)
+
+    def spec(self, leaf):
+        return self.spec_of(leaf) if isinstance(leaf, self.tensor) else self.other_spec(leaf)
+
+    def source(self, Runtime runtime, leaf):
+        cdef int device
+        if not isinstance(leaf, self.tensor):
+            return self.other_source(runtime, leaf)
+        device = self.device_of(leaf)
+        if device == XD_HOST:
+            return None
+        if leaf.dtype.is_complex or not leaf.is_contiguous():
+            leaf = self.dense(leaf)
+        return Source(device, leaf.data_ptr(), None, leaf.untyped_storage(), self.their_stream(runtime, device))
+
+    cdef object spec_of(self, tensor):
         key = tensor.shape, tensor.dtype
         spec = self.specs.get(key)
+        if tensor.layout is not self.strided or (spec is None and tensor.is_quantized):
+            raise errors.InvalidArgument(f"a tensor of layout {tensor.layout} cannot be sent; strided ones can")
         if spec is None:
             spec = self.specs[key] = self.describe(tensor)
-        if tensor.layout is not self.strided or tensor.is_quantized:
-            raise errors.InvalidArgument(f"a tensor of layout {tensor.layout} cannot be sent; strided ones can")
         return spec
 
     def views(self, memory, list tensors not None):
-        return Views(memory, tensors, users(self.count, memory))
+        return Views(memory, tensors, self.count)
 
     cpdef bint lend(self, list tensors, Stream stream) except -1:
         theirs = self.get_stream(stream.device)
@@ -124,7 +149,18 @@ cdef class TorchStage:
             self.loans.lend(tensor, stream, theirs)
         return True
 
-    def call(self, stage, Views views not None, Value incoming not None):
+    def run(self, stage, Microbatch batch not None, Slot slot not None, Value incoming not None):
+        cdef Views views = slot.views.get(incoming.layout)
+        if views is None:
+            views = self.make_views(stage, slot, incoming)
+        self.loans.settle((<StageCore>stage).stream)
+        try:
+            return self.call(stage, views, incoming)
+        except BaseException as error:
+            stage.report(batch, error)
+            raise Stopped from error
+
+    cpdef call(self, stage, Views views, Value incoming):
         cdef list arrays = [], plain = [], specs = []
         cdef Py_ssize_t n
         cdef Value value
@@ -136,9 +172,9 @@ cdef class TorchStage:
                 specs.append(self.own(stage, arrays, n))
         finally:
             self.leave(before)
-        if views.uses != users(self.count, views.memory) and gc.isenabled():  # it is not during a capture
+        if views.kept() and gc.isenabled():  # it is not during a capture
             gc.collect()  # a compiler may have left what it first saw in cycles
-        if views.uses != users(self.count, views.memory):
+        if views.kept():
             raise errors.InvalidArgument(
                 "kept a tensor of its input, whose memory serves the next ones; keep a clone()"
             )
@@ -170,7 +206,7 @@ cdef class TorchStage:
 
     cpdef own(self, stage, list arrays, Py_ssize_t n):
         tensor = arrays[n].detach()
-        if tensor.is_complex():
+        if tensor.dtype.is_complex:
             tensor = tensor.resolve_conj().resolve_neg()
         arrays[n] = None
         spec = self.spec_of(tensor)

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pyxdev._native import Runtime
+from pyxdev._pipeline import Source, Stopped
 from pyxdev.adapters.activation import Activation, Joined, Layout, Layouts, Value
-from pyxdev.adapters.adapter import Adapter, Source, Stopped
+from pyxdev.adapters.adapter import Adapter
 from pyxdev.adapters.function import CFunction
 from pyxdev.errors import BackendUnavailable, InvalidArgument, Unsupported
 

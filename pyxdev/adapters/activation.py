@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pyxdev._pipeline import ARRAY, PLAIN, Activation, Layout, Node, Value, build, flatten, plain_paths
+from pyxdev._pipeline import ARRAY, PLAIN, Activation, Layout, Layouts, Node, Value, build, flatten, plain_paths
 
 __all__ = [
     "ARRAY",
@@ -39,34 +39,6 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
-
-
-class Layouts:
-    """One Layout for each structure and its arrays."""
-
-    LIMIT = 4096  # kept; values whose shapes change without end must not fill the memory
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Structure, tuple[Spec, ...]], Layout] = {}
-        self._joined: dict[tuple[Layout, ...], Layout] = {}
-
-    def of(self, structure: Structure, specs: tuple[Spec, ...]) -> Layout:
-        layout = self._known.get((structure, specs))
-        if layout is None:
-            if len(self._known) >= self.LIMIT:
-                self._known.clear()
-            layout = self._known[structure, specs] = Layout(structure, specs)
-        return layout
-
-    def joined(self, parts: tuple[Layout, ...]) -> Layout:
-        """Of a tuple of values, whose arrays lie one value after the other."""
-        layout = self._joined.get(parts)
-        if layout is None:
-            if len(self._joined) >= self.LIMIT:
-                self._joined.clear()
-            structure = Node(tuple, None, tuple([part.structure for part in parts]))
-            layout = self._joined[parts] = self.of(structure, tuple([spec for part in parts for spec in part.specs]))
-        return layout
 
 
 class Joined(Value):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pyxdev._native import Event, Runtime, Stream
+from pyxdev._native import Runtime
+from pyxdev._pipeline import Source
 from pyxdev.adapters.activation import Activation, Spec, Value
 
 if TYPE_CHECKING:
@@ -16,20 +17,6 @@ if TYPE_CHECKING:
 
 
 NEVER = 1 << 62  # the turn of a reader that is no microbatch
-
-
-class Source(NamedTuple):
-    """An array on a device that a copy is going to read."""
-
-    device: int
-    address: int
-    ready: Event | None  # after which it is there
-    keep: Any  # what keeps its memory alive
-    stream: Stream | None  # of the owner, whose work so far the copy comes after, and whose next work after the copy
-
-
-class Stopped(Exception):
-    """A stage did not queue its work: the microbatch has failed, or one before it has."""
 
 
 class Adapter(Protocol):

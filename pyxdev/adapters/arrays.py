@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyxdev._native import HOST, Array, Runtime, Stream
+from pyxdev._pipeline import Source
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value
-from pyxdev.adapters.adapter import NEVER, Source
+from pyxdev.adapters.adapter import NEVER
 from pyxdev.adapters.interface import Streams, describe, device_of, has_interface, kind_of
 from pyxdev.errors import InvalidArgument, Unsupported
 

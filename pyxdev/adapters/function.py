@@ -12,9 +12,8 @@ from _ctypes import CFuncPtr
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyxdev._pipeline import Call
+from pyxdev._pipeline import Call, Stopped
 from pyxdev.adapters.activation import Activation, Layout, Layouts, Value
-from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.numpy import declared
 from pyxdev.adapters.raw import RawAdapter
 from pyxdev.errors import FunctionFailed, InvalidArgument, Unsupported

@@ -15,9 +15,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyxdev._native import Array, Event, Lease, Stream
-from pyxdev._pipeline import RawStage
+from pyxdev._pipeline import RawStage, Stopped
 from pyxdev.adapters.activation import Activation, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import LEGACY_STREAM, Described, describe, device_of, has_interface, kind_of
 from pyxdev.errors import InvalidArgument

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pyxdev._native import Array
+from pyxdev._pipeline import Stopped
 from pyxdev.adapters.activation import UNKNOWN, Activation, Layout, Layouts, Spec, Value, build, flatten
-from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter, dtype_name
 from pyxdev.errors import InvalidArgument
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pyxdev._pipeline import RawStage
+from pyxdev._pipeline import RawStage, Stopped
 from pyxdev.adapters.activation import Activation, Layout, Layouts, Value, build
-from pyxdev.adapters.adapter import Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 
 if TYPE_CHECKING:

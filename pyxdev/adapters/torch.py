@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from pyxdev._native import HOST, Array, Runtime, Stream
-from pyxdev._pipeline import TorchStage, Views
+from pyxdev._native import Array, Runtime, Stream
+from pyxdev._pipeline import Source, TorchStage, Views
 from pyxdev.adapters.activation import Activation, Layout, Layouts, Spec, Value, build
-from pyxdev.adapters.adapter import Source, Stopped
 from pyxdev.adapters.arrays import ArrayAdapter
 from pyxdev.adapters.interface import has_interface
 from pyxdev.errors import InvalidArgument
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from pyxdev.executor.results import Fetch
     from pyxdev.executor.slots import Slot
     from pyxdev.executor.stages import BoundStage
-    from pyxdev.executor.tickets import Microbatch
 
-_ARRAYS = (torch.Tensor, np.ndarray, Array)
+_ARRAYS = (np.ndarray, Array)
 
 
 class TorchAdapter(TorchStage, ArrayAdapter):
@@ -45,21 +43,22 @@ class TorchAdapter(TorchStage, ArrayAdapter):
     uncapturable = "" if hasattr(torch.cuda, "use_mem_pool") else "this torch has no memory pools; 2.5 and later have"
 
     def __init__(self, layouts: Layouts) -> None:
-        TorchStage.__init__(self, torch, layouts)
         ArrayAdapter.__init__(self, layouts)
+        TorchStage.__init__(self, torch, layouts, self._streams)
 
     # ---- arrays ----
 
-    def is_array(self, leaf: Any) -> bool:
+    def is_other_array(self, leaf: Any) -> bool:
         return isinstance(leaf, _ARRAYS) or has_interface(leaf)
 
-    def spec(self, leaf: Any) -> Spec:
-        if isinstance(leaf, torch.Tensor):
-            return self.spec_of(leaf)
-        spec = super().spec(leaf)
+    def other_spec(self, leaf: Any) -> Spec:
+        spec = ArrayAdapter.spec(self, leaf)
         if not hasattr(torch, spec.dtype):
             raise InvalidArgument(f"torch has no dtype for an array of {spec.dtype}")
         return spec
+
+    def other_source(self, runtime: Runtime, leaf: Any) -> Source | None:
+        return ArrayAdapter.source(self, runtime, leaf)
 
     def describe(self, tensor: Any) -> Spec:
         """The Spec of a tensor of a kind that was not seen before."""
@@ -74,38 +73,19 @@ class TorchAdapter(TorchStage, ArrayAdapter):
         elif leaf.numel():
             torch.from_numpy(memory).view(leaf.dtype).view(leaf.shape).copy_(leaf.detach())
 
-    def source(self, runtime: Runtime, leaf: Any) -> Source | None:
-        """In the order of the caller's current stream."""
-        if not isinstance(leaf, torch.Tensor):
-            return super().source(runtime, leaf)
-        device = self.device_of(leaf)
-        if device == HOST:
-            return None
-        if leaf.is_complex() or not leaf.is_contiguous():
-            with torch.cuda.device(device):
-                leaf = leaf.detach().resolve_conj().resolve_neg().contiguous()
-        return Source(device, leaf.data_ptr(), None, leaf.untyped_storage(), self._their_stream(runtime, device))
-
-    def _their_stream(self, runtime: Runtime, device: int) -> Stream:
-        return self._streams.of(runtime, device, self.current_handle(device))
+    def dense(self, tensor: Any) -> Any:
+        """The same, its values in memory one after the other."""
+        with torch.cuda.device(tensor.device):
+            return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
     # ---- the stage ----
-
-    def run(self, stage: BoundStage, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
-        views = slot.views.get(incoming.layout) or self._make_views(stage, slot, incoming)
-        self.loans.settle(stage.stream)
-        try:
-            return self.call(stage, views, incoming)
-        except BaseException as error:
-            stage.report(batch, error)
-            raise Stopped from error
 
     def queue(self, stage: BoundStage, turn: int, slot: Slot, incoming: Value) -> Activation:
         return self.call(stage, slot.views[incoming.layout], incoming)
 
     def memory(self, stage: BoundStage, slot: Slot, incoming: Value) -> AbstractContextManager[Any]:
         if incoming.layout not in slot.views:
-            self._make_views(stage, slot, incoming)
+            self.make_views(stage, slot, incoming)
         return self._pooled(stage)
 
     @contextmanager
@@ -140,7 +120,7 @@ class TorchAdapter(TorchStage, ArrayAdapter):
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
-    def _make_views(self, stage: BoundStage, slot: Slot, incoming: Value) -> Views:
+    def make_views(self, stage: BoundStage, slot: Slot, incoming: Value) -> Views:
         with self._current(stage):
             views = slot.views[incoming.layout] = self._views(stage, slot.address, slot.buffer, incoming.layout)
         return views
@@ -169,7 +149,7 @@ class TorchAdapter(TorchStage, ArrayAdapter):
         caller's stream, as torch's allocator sees it."""
         tensors: list[Any] = output.keep
         if tensors:
-            theirs = self._their_stream(stage.runtime, stage.device)
+            theirs = self.their_stream(stage.runtime, stage.device)
             if not sole or not self.lend(tensors, theirs):
                 tensors = self._read_out(stage, output, theirs, partial(self._copies, output, theirs))
         return build(output.layout.structure, iter(tensors), iter(output.value.values()))

@@ -74,7 +74,7 @@ class SimulatedTorchAdapter(TorchAdapter):
     def copy_of(self, tensor: Any, nbytes: int, stream: Stream) -> Any:
         return tensor.clone()  # to host memory, which is none of the simulated device's
 
-    def _their_stream(self, runtime: Runtime, device: int) -> Stream:
+    def their_stream(self, runtime: Runtime, device: int) -> Stream:
         if self._results is None:
             self._results = runtime.stream(device)
         return self._results

@@ -8,19 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Self
 
 from pyxdev._native import Runtime
+from pyxdev._pipeline import Order
 from pyxdev.adapters import Activation, Stopped
 from pyxdev.backends import open as open_backend
 from pyxdev.errors import Cancelled, Closed, DeviceFault, InvalidArgument, StageInterrupted
 from pyxdev.executor import plan as planning
 from pyxdev.executor.line import Line, close_own
-from pyxdev.executor.order import Order
 from pyxdev.executor.plan import Plan, Stage
 from pyxdev.executor.progress import with_progress
 from pyxdev.executor.rest import PATIENCE
@@ -127,12 +126,13 @@ class Executor:
         Raises InvalidArgument for what cannot be sent, Cancelled for a ticket without a result, DeviceFault once a
         device has failed, Closed.
         """
-        return self._order.run(partial(self._submit, x))
+        return self._order.run(self._submit, x)
 
     def _submit(self, x: Any) -> Ticket:
         self._check()
         self._line.costs.begin()
-        source = self._line.inputs.read(x, self)
+        inputs = self._line.inputs
+        source = inputs.output(x, self) if type(x) is Ticket else inputs.read(x, self)
         if self._epoch.failed is not None and self._is_failing():
             batch = Microbatch(self._submitted, -1, self._epoch, self._line.ends)
             self._submitted += 1
@@ -156,11 +156,12 @@ class Executor:
         """Waits for a place among those in flight."""
         try:
             self._line.throttle.withdraw()  # what Ctrl-C left here before it was queued; nothing otherwise
-            self._line.costs.pause()
-            while not self._line.throttle.admit(GLANCE):
-                self._check()
-                self._line.watchdog.look(self._runtime.clock())
-            self._line.costs.resume()
+            if not self._line.throttle.admit(0):
+                self._line.costs.pause()
+                while not self._line.throttle.admit(GLANCE):
+                    self._check()
+                    self._line.watchdog.look(self._runtime.clock())
+                self._line.costs.resume()
         except DeviceFault as fault:
             self._lose(fault)
             raise
@@ -340,11 +341,11 @@ class Executor:
         for path in paths:
             check_path(path)
         result = Trace()
-        tracing = self._order.run(partial(self._start, result))
+        tracing = self._order.run(self._start, result)
         try:
             yield result
         finally:
-            self._order.run(partial(self._stop, tracing, result))
+            self._order.run(self._stop, tracing, result)
             for path in paths:
                 result.write(path)
 

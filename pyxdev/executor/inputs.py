@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
-from pyxdev._pipeline import deliver
-from pyxdev.adapters import Source, Value
-from pyxdev.adapters.activation import ARRAY, Activation, Layouts, build, flatten
+from pyxdev._pipeline import InputCopies, Source
+from pyxdev.adapters import Value
+from pyxdev.adapters.activation import Activation, Layouts, build, flatten
 from pyxdev.adapters.interface import kind_of
 from pyxdev.errors import Cancelled, InvalidArgument
 from pyxdev.executor.links import Links
 from pyxdev.executor.slots import Slot
 from pyxdev.executor.stages import BoundStage
-from pyxdev.executor.tickets import Microbatch, Ticket
+from pyxdev.executor.tickets import Ticket
 
 
 class Later:
@@ -71,37 +70,26 @@ class Pinned:
             self.buffer.close()
 
 
-class Inputs:
+class Inputs(InputCopies):
     """Brings inputs to the first stage."""
 
     def __init__(
         self, runtime: Runtime, stage: BoundStage, last: BoundStage, layouts: Layouts, in_flight: int,
         links: Links,
     ) -> None:  # fmt: skip
+        super().__init__(stage, last, links, stage.adapter, layouts, in_flight)
         self._runtime = runtime
-        self._stage = stage
-        self._last = last
         self._layouts = layouts
-        self._links = links
         self._adapter = stage.adapter
         self._checked = runtime.backend == "sim"  # host access to page-locked memory is looked at
         self._pinned = [Pinned() for _ in range(in_flight)]
         self.stream: Stream = runtime.stream(stage.device)
-        self._ready: Event = runtime.event()
         self._joined: Event = runtime.event()
-        self._released: Event = runtime.event()
-        self._held: deque[tuple[int, Any]] = deque()  # the caller's arrays, until the microbatch has left
 
     # ---- before admission: what x is, and whether it can be sent; nothing is changed ----
 
-    def read(self, x: Any, executor: Any) -> Activation:
-        """x as an activation whose arrays are still where they were. Raises InvalidArgument, or Cancelled for a ticket
-        without a result."""
-        if type(x) is Ticket:
-            return self._output(x, executor)
-        if self._adapter.is_array(x):
-            layout = self._layouts.of(ARRAY, (self._adapter.spec(x),))
-            return Activation(self._stage.device, Gathered(layout, [], []), [], [x])
+    def read_parts(self, x: Any, executor: Any) -> Activation:
+        """read(), for what is no array."""
         arrays: list[Any] = []
         plain: list[Any] = []
         structure = flatten(x, self._is_array, arrays, plain)
@@ -112,7 +100,7 @@ class Inputs:
             structure = flatten(x, self._is_array, arrays, plain)
         specs = tuple([self._spec(leaf) for leaf in arrays])
         guess = [leaf.value.guess[leaf.position] if type(leaf) is Later else leaf for leaf in plain]
-        return Activation(self._stage.device, Gathered(self._layouts.of(structure, specs), plain, guess), [], arrays)
+        return Activation(self.stage.device, Gathered(self._layouts.of(structure, specs), plain, guess), [], arrays)
 
     def _is_array(self, leaf: Any) -> bool:
         return type(leaf) in (Ticket, Piece) or self._adapter.is_array(leaf)
@@ -120,7 +108,9 @@ class Inputs:
     def _spec(self, leaf: Any) -> Any:
         return leaf.activation.layout.specs[leaf.position] if type(leaf) is Piece else self._adapter.spec(leaf)
 
-    def _output(self, ticket: Ticket, executor: Any) -> Activation:
+    def output(self, ticket: Ticket, executor: Any) -> Activation:
+        """What the ticket's microbatch has put out. Raises InvalidArgument for another executor's, Cancelled for one
+        without a result."""
         batch = ticket._batch
         if ticket._executor is not executor:
             raise InvalidArgument(f"{ticket!r} belongs to another executor; take its result()")
@@ -130,26 +120,19 @@ class Inputs:
         return batch.output
 
     def _expand(self, ticket: Ticket, executor: Any) -> Any:
-        output = self._output(ticket, executor)
+        output = self.output(ticket, executor)
         pieces = [Piece(output, n) for n in range(len(output.layout.specs))]
         plain = [Later(output.value, n, output.ready) for n in range(len(output.layout.paths))]
         return build(output.layout.structure, iter(pieces), iter(plain))
 
     # ---- after admission ----
 
-    def send(self, batch: Microbatch, source: Activation) -> Slot:
-        """Queues the copies into the first stage's slot of this turn."""
-        while self._held and self._held[0][0] + len(self._pinned) <= batch.turn:
-            self._held.popleft()
-        slot = self._stage.slots.take(batch.turn, source.layout.nbytes)
-        if type(source.value) is not Gathered:
-            link = self._links.between(source.device, self._stage.device)
-            deliver(link, source, slot, self._last.outputs, batch.turn)
-        elif len(source.keep) == 1 and not source.value.plain and (single := self._source(source.keep[0])):
-            self._copy(batch.turn, source.keep[0], single, slot, 0, source.layout.specs[0].nbytes, slot.arrived)
+    def fill(self, turn: int, source: Activation, slot: Slot) -> None:
+        """Queues the copies of what is no microbatch's output into the first stage's slot of this turn."""
+        if len(source.keep) == 1 and not source.value.plain and (single := self._source(source.keep[0])):
+            self._copy(turn, source.keep[0], single, slot, 0, source.layout.specs[0].nbytes, slot.arrived)
         else:
-            self._gather(batch.turn, source, slot)
-        return slot
+            self._gather(turn, source, slot)
 
     def _source(self, leaf: Any) -> Source | None:
         """None for an array on the host."""
@@ -181,44 +164,19 @@ class Inputs:
     def _copy(self, turn: int, leaf: Any, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
         """One array that lies on a device."""
         if type(leaf) is Piece:
-            released = self._last.outputs.reader()
-            self._queue(source, slot, offset, nbytes, released, arrived)
-            self._last.outputs.hold(released, source.keep, turn)
+            released = self.last.outputs.reader()
+            self.queue(source, slot, offset, nbytes, source.ready, released, arrived)
+            self.last.outputs.hold(released, source.keep, turn)
             return
-        if source.stream is None:
-            self._queue(source, slot, offset, nbytes, None, arrived)
-        else:
-            try:
-                self._copy_theirs(source, source.stream, slot, offset, nbytes, arrived)
-            except InvalidArgument as error:
-                raise InvalidArgument(
-                    f"a {kind_of(leaf)} is no array of {self._runtime.backend} devices, its stream is none of theirs: "
-                    f"{error}"
-                ) from error
-        self._held.append((turn, source.keep))
-
-    def _copy_theirs(
-        self, source: Source, stream: Stream, slot: Slot, offset: int, nbytes: int, arrived: Event
-    ) -> None:
-        """In the order of its owner's stream, which itself copies within a device: that takes the fewest events."""
-        device = self._stage.device
-        if source.device == device:
-            stream.wait(slot.free)
-            if nbytes:
-                stream.copy(slot.address + offset, source.address, nbytes, dst_device=device, src_device=device)
-            arrived.record(stream)
-        else:
-            self._ready.record(stream)
-            self._queue(source._replace(ready=self._ready), slot, offset, nbytes, self._released, arrived)
-            stream.wait(self._released)
-
-    def _queue(
-        self, source: Source, slot: Slot, offset: int, nbytes: int, released: Event | None, arrived: Event
-    ) -> None:
-        self._links.between(source.device, self._stage.device).copy(
-            slot.address + offset, source.address, nbytes,
-            source_ready=source.ready, dest_free=slot.free, released=released, arrived=arrived,
-        )  # fmt: skip
+        try:
+            self.copy(turn, source, slot, offset, nbytes, arrived)
+        except InvalidArgument as error:
+            if source.stream is None:
+                raise
+            raise InvalidArgument(
+                f"a {kind_of(leaf)} is no array of {self._runtime.backend} devices, its stream is none of theirs: "
+                f"{error}"
+            ) from error
 
     def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:
         pinned = self._pinned_memory(turn, max(offset + nbytes for offset, nbytes in ranges))
@@ -227,7 +185,7 @@ class Inputs:
         self.stream.wait(slot.free)
         for offset, nbytes in ranges:
             self.stream.copy(
-                slot.address + offset, pinned.address + offset, nbytes, dst_device=self._stage.device, src_device=HOST
+                slot.address + offset, pinned.address + offset, nbytes, dst_device=self.stage.device, src_device=HOST
             )
 
     def _pinned_memory(self, turn: int, nbytes: int) -> Pinned:
@@ -255,7 +213,5 @@ class Inputs:
         for pinned in self._pinned:
             pinned.close()
         self.stream.close()
-        self._ready.close()
         self._joined.close()
-        self._released.close()
-        self._held.clear()
+        super().close()

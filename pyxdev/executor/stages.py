@@ -13,16 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 from pyxdev._native import Event, Link, Runtime, Stream
-from pyxdev._pipeline import Outputs, deliver, send
-from pyxdev.adapters import Activation, Adapter, Joined, Layouts, Value
-from pyxdev.adapters.activation import Layout
+from pyxdev._pipeline import Hop, Outputs, StageCore, send
+from pyxdev.adapters import Activation, Adapter, Joined, Layouts
 from pyxdev.executor.graphs import Graphs
 from pyxdev.executor.plan import Stage, StagePlan
-from pyxdev.executor.slots import Blocks, Leaving, Slot, Slots
+from pyxdev.executor.slots import Blocks, Leaving, Slots
 from pyxdev.executor.tickets import Microbatch, stage_error
 
+__all__ = ["BoundStage", "Hop", "Join"]
 
-class BoundStage:
+
+class BoundStage(StageCore):
     """A stage at work: its stream, its slots, and the outputs that are still being read."""
 
     def __init__(
@@ -31,65 +32,27 @@ class BoundStage:
     ) -> None:  # fmt: skip
         """inputs: the numbers of the stages that it reads. readers: how many stages read its outputs.
         graph: as the executor's, where the stage has none of its own."""
-        self.runtime = runtime
+        slots = Slots(runtime, device, depth, in_flight, shrinks, leaving)
+        stream: Stream = runtime.stream(device)
+        outputs = Outputs(stream, in_flight, (depth - 1) * readers + 1)
+        super().__init__(stream, slots, outputs, index, in_flight)
         self.fn: Any = stage.fn
         self.out = stage.out
         self.cost = stage.cost
         self.sync_check = stage.sync_check
         self.name = stage.label
-        self.index = index
-        self.device = device
-        self.in_flight = in_flight
         self.inputs = inputs
         self.adapter = adapter
-        self.stream: Stream = runtime.stream(device)
-        self.slots = Slots(runtime, device, depth, in_flight, shrinks, leaving)
-        self.ends = [runtime.event() for _ in range(in_flight)]  # of microbatches, by turn; not of the last stage
         self.blocks = Blocks(runtime, device, leaving)
-        self.is_last = False
-        self.outputs = Outputs(self.stream, in_flight, (depth - 1) * readers + 1)
-        self.kept = False  # whether others than the next stage read the outputs
-        self.output: Any = None  # the last Activation, if kept
         self.graph = stage.graph or graph
         self.graphs = None if self.graph == "off" else Graphs(self, self.graph, leaving)
-        self.streams = [self.stream]
-        self._done: Event = runtime.event()
-        self._end = self.stream  # where the microbatch that is being queued ends
-        self.work: Any = self.graphs.run if self.graphs else adapter.run  # a trace puts itself in between
+        self.work = self.graphs.run if self.graphs else adapter.run
 
     def end_here(self) -> None:
         """It is the last stage."""
         self.is_last = True
         if self.graphs:
             self.streams.append(self.runtime.stream(self.device))  # where what they have written is copied
-
-    def run(self, batch: Microbatch, slot: Slot, incoming: Value) -> Activation:
-        """Queues the stage for one microbatch whose input is in the slot, or on its way there."""
-        self._end = self.stream
-        self.stream.wait(slot.arrived)
-        self.outputs.settle(batch.turn)
-        outgoing: Activation = self.work(self, batch, slot, incoming)
-        self.leave(batch, slot)
-        outgoing.ready = slot.free
-        if self.kept:
-            self.output = outgoing
-        return outgoing
-
-    def leave(self, batch: Microbatch, slot: Slot) -> None:
-        """What the stage has queued for a microbatch ends here. For the last stage that is the microbatch's own end."""
-        if self.is_last:
-            slot.borrow(batch.exit)
-        else:
-            slot.free = self.ends[batch.turn % self.in_flight]
-        slot.free.record(self._end)
-
-    def aside(self) -> Stream:
-        """A stream that goes on from what has been queued so far, beside the stage's next work. The microbatch ends
-        there."""
-        self._end = self.streams[-1]
-        self._done.record(self.stream)
-        self._end.wait(self._done)
-        return self._end
 
     def report(self, batch: Microbatch, cause: BaseException) -> None:
         """The stage's function raised."""
@@ -108,34 +71,7 @@ class BoundStage:
         self.slots.close()
         self.outputs.close()  # what they hold goes back to the blocks
         self.blocks.close()
-        for stream in self.streams:
-            stream.close()
-        for event in (*self.ends, self._done):
-            event.close()
-
-
-class Hop:
-    """From one stage to the next."""
-
-    def __init__(self, link: Link, producer: BoundStage, consumer: BoundStage) -> None:
-        self.link = link
-        self.producer = producer
-        self.consumer = consumer
-        self._layout: Layout | None = None  # of the latest microbatch
-
-    def run(self, batch: Microbatch, source: Activation) -> Activation:
-        """Queues the copy of the producer's outputs into the consumer's next slot, and the consumer."""
-        self._layout = layout = source.layout
-        slot = self.consumer.slots.take(batch.turn, layout.nbytes)
-        deliver(self.link, source, slot, self.producer.outputs, batch.turn)
-        return self.consumer.run(batch, slot, source.value)
-
-    def sent(self) -> list[tuple[int, int]]:
-        """(device, bytes) of what the latest microbatch has sent from there."""
-        return [(self.producer.device, self._layout.nbytes if self._layout else 0)]
-
-    def close(self) -> None:
-        """Nothing was opened."""
+        super().close()
 
 
 class Join:

@@ -5,70 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pyxdev._native import Event
-from pyxdev.adapters import Activation
-from pyxdev.errors import Cancelled, Error, StageError, StageInterrupted
-from pyxdev.executor.slots import Events
+from pyxdev._pipeline import Epoch, Microbatch
+from pyxdev.errors import Error, StageError, StageInterrupted
 
 if TYPE_CHECKING:
     from pyxdev.executor.executor import Executor
 
-
-class Epoch:
-    """The microbatches from one delivered error to the next. The first that fails cancels those after it."""
-
-    __slots__ = ("failed",)
-
-    def __init__(self) -> None:
-        self.failed: Microbatch | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the ticket of the failed microbatch is gone, so that nobody can ask for its error any more."""
-        return self.failed is not None and self.failed.ticket is not None and self.failed.ticket() is None
-
-
-class Microbatch:
-    """One input on its way. index: its place in the order of submission. turn: counts those that were admitted.
-
-    Kernels that run later than they are submitted look at `stopped` first and report with fail().
-    """
-
-    __slots__ = ("cancelled", "end", "epoch", "error", "exit", "index", "output", "ticket", "turn")
-
-    def __init__(self, index: int, turn: int, epoch: Epoch, ends: Events) -> None:
-        self.index = index
-        self.turn = turn
-        self.epoch = epoch
-        self.exit = ends.lend()
-        self.end: Event = self.exit.item  # recorded at the end of the last stage
-        self.error: BaseException | None = None
-        self.cancelled = False
-        self.output: Activation | None = None
-        self.ticket: weakref.ref[Ticket] | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it has failed, or one before it has."""
-        failed = self.epoch.failed
-        return failed is not None and failed.index <= self.index
-
-    def fail(self, error: BaseException) -> None:
-        """The first error of a microbatch is kept."""
-        if self.error is None:
-            self.error = error
-        failed = self.epoch.failed
-        if failed is None or self.index < failed.index:
-            self.epoch.failed = self
-
-    def outcome(self) -> BaseException | None:
-        """The error to raise, once the device is through with the microbatch."""
-        failed = self.epoch.failed
-        if self.error is not None or failed is None or failed.index > self.index:
-            return self.error
-        return Cancelled(
-            f"microbatch {self.index}: cancelled, because microbatch {failed.index} failed: {failed.error}"
-        )
+__all__ = ["Epoch", "Microbatch", "Ticket", "stage_error"]
 
 
 def stage_error(stage: int, name: str, microbatch: int, cause: BaseException) -> StageError:

@@ -24,6 +24,7 @@ from pyxdev import Array  # noqa: E402
 from pyxdev._pipeline import Loans, TorchStage  # noqa: E402
 from pyxdev.adapters import torch_simulated  # noqa: E402
 from pyxdev.adapters.activation import Layouts, build, flatten  # noqa: E402
+from pyxdev.adapters.interface import Streams  # noqa: E402
 from pyxdev.adapters.torch import TorchAdapter  # noqa: E402
 from pyxdev.backends import open as open_backend  # noqa: E402
 from pyxdev.errors import InvalidArgument, StageError  # noqa: E402
@@ -463,7 +464,7 @@ def test_what_a_stream_of_somebody_else_reads_is_copied(number: int, lent: bool)
         _storage_Use_Count=torch._C._storage_Use_Count, _cuda_getCurrentStream=lambda device: (number, device, 1)
     )
     fake = SimpleNamespace(Tensor=torch.Tensor, strided=torch.strided, empty_like=torch.empty_like, _C=native)
-    stage = TorchStage(fake, Layouts())
+    stage = TorchStage(fake, Layouts(), Streams())
     with open_runtime() as runtime:
         stream = runtime.stream(0)
         tensor = torch.ones(3)

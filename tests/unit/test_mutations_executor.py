@@ -11,6 +11,7 @@ import __future__
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -34,7 +35,6 @@ from pyxdev.executor import Executor, Stage, executor, stages
 from pyxdev.executor.graphs import WARM, Captured
 from pyxdev.executor.inputs import Inputs
 from pyxdev.executor.results import Fetch
-from pyxdev.executor.stages import BoundStage
 from pyxdev.topology import Pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -303,16 +303,6 @@ SCENES = (
 # What is taken out, the function, the text, what stands there instead, the scene that shows it.
 Mutation = tuple[str, Any, str, str, Callable[[int], bool]]
 MUTATIONS: list[Mutation] = [
-    ("stage: input arrived", BoundStage.run, "self.stream.wait(slot.arrived)", "pass", slow_links),
-    ("stage: slot free recorded", BoundStage.leave, "slot.free.record(self._end)", "pass", slow_consumers),
-    ("graph: outputs there", BoundStage.aside, "self._end.wait(self._done)", "pass", graph_results),
-    (
-        "graph: end after the copy",
-        BoundStage.leave,
-        "slot.free.record(self._end)",
-        "slot.free.record(self.stream)",
-        graph_results,
-    ),
     (
         "graph: copies held",
         Captured.launch,
@@ -331,24 +321,15 @@ MUTATIONS: list[Mutation] = [
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
     ("upload: arrived recorded", Inputs._gather, "slot.arrived.record(self.stream)", "pass", slow_links),
     ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
-    ("caller's arrays: kept", Inputs._copy, "self._held.append((turn, source.keep))", "pass", given_arrays),
-    (
-        "caller's arrays: kept until it has left",
-        Inputs.send,
-        "+ len(self._pinned) <= batch.turn",
-        "<= batch.turn",
-        given_arrays,
-    ),
-    ("part: source ready", Inputs._queue, "source_ready=source.ready,", "", parts),
-    ("part: slot free", Inputs._queue, "dest_free=slot.free,", "", late_parts),
     ("part: arrived", Inputs._gather, "self.stream.wait(self._joined)", "pass", parts),
     ("part: plain value there", Inputs._gather, "self.stream.wait(leaf.ready)", "pass", plain_parts),
+    ("bound in flight", executor.Executor._admit, "if not self._line.throttle.admit(0):", "if False:", slow_first),
     (
-        "bound in flight",
+        "bound in flight: waits",
         executor.Executor._admit,
         "while not self._line.throttle.admit(GLANCE):",
         "while False:",
-        slow_first,
+        loop,
     ),
     ("result: complete", executor.Executor._wait, "while not batch.end.wait(", "while False and (", slow_producers),
     (
@@ -361,9 +342,13 @@ MUTATIONS: list[Mutation] = [
     ("result: downloaded", Fetch._download, "self.stream.synchronize()", "pass", slow_producers),
 ]
 
-# The same for _pipeline.pyx, where a line is changed. All are built into one module, in which `mutant` tells which one
-# counts.
+# The same for _pipeline.pyx and what it includes, where a line is changed. All are built into one module, in which
+# `mutant` tells which one counts.
 COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
+    ("stage: input arrived", "self.stream.wait_for(slot.arrived)", "pass", slow_links),
+    ("stage: slot free recorded", "slot.free.record_in(self.last)", "pass", slow_consumers),
+    ("graph: outputs there", "self.last.wait_for(self.done)", "pass", graph_results),
+    ("graph: end after the copy", "slot.free.record_in(self.last)", "slot.free.record_in(self.stream)", graph_results),
     ("stage: outputs read", "self.stream.wait_for(released)", "pass", slow_consumers),
     ("stage: outputs held", "self.held.append((released, keep, turn, lent))", "pass", slow_consumers),
     ("slot: who had it has left", "slot.turn = turn", "slot.turn = -1000", slow_consumers),
@@ -372,13 +357,19 @@ COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
     ("hop: released recorded", "read, written = released if ends else None,", "read, written = None,", slow_staged),
     ("hop: arrived recorded", "arrived if ends or turns else None", "None", slow_links),
     ("result: ready recorded", "event.record(self.stream)", "pass", results),
+    ("caller's arrays: kept", "self.held.append((turn, source.keep))", "pass", given_arrays),
+    ("caller's arrays: until it has left", "left = batch.turn - self.in_flight", "left = batch.turn", given_arrays),
+    ("part: source ready", "ready, slot.free, released, arrived)", "None, slot.free, released, arrived)", parts),
+    ("part: slot free", "ready, slot.free, released, arrived)", "ready, None, released, arrived)", late_parts),
     ("hop: ways change", "turns = not ends and", "turns = False and", two_ways),
 ]
 
 
 def mutants() -> str:
-    """The source of _pipeline.pyx with all of COMPILED in it."""
-    lines = (ROOT / "pyxdev/_pipeline.pyx").read_text().splitlines()
+    """The source of _pipeline.pyx, and of what it includes, with all of COMPILED in it."""
+    source = (ROOT / "pyxdev/_pipeline.pyx").read_text()
+    lines = re.sub('^include "(.+)"$', lambda found: (ROOT / "pyxdev" / found[1]).read_text(), source, flags=re.M)
+    lines = lines.splitlines()
     changed: dict[int, list[tuple[int, str]]] = {}
     for k, (name, old, new, _) in enumerate(COMPILED):
         at = [n for n, line in enumerate(lines) if old in line]

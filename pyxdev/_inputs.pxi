@@ -1,0 +1,73 @@
+# From submit() into the first stage's slot, for what lies on a device; executor/inputs.py has the rest.
+
+cdef class Source:
+    cdef readonly int device
+    cdef readonly uint64_t address
+    cdef readonly Event ready
+    cdef readonly object keep
+    cdef readonly Stream stream
+
+    def __init__(self, int device, uint64_t address, Event ready, keep, Stream stream):
+        self.device, self.address, self.ready, self.keep, self.stream = device, address, ready, keep, stream
+
+
+cdef class InputCopies:
+    cdef readonly StageCore stage, last
+    cdef object links  # its between(src, dst) is a Link
+    cdef object adapter  # of the first stage
+    cdef Layouts layouts
+    cdef int in_flight
+    cdef Event ready, released
+    cdef object held  # of (turn, the caller's array), until that microbatch has left
+
+    def __init__(self, StageCore stage not None, StageCore last not None, links, adapter, Layouts layouts not None,
+                 int in_flight):
+        self.adapter, self.layouts = adapter, layouts
+        self.stage, self.last, self.links, self.in_flight, self.held = stage, last, links, in_flight, deque()
+        self.ready, self.released = stage.runtime.event(), stage.runtime.event()
+
+    def read(self, x, executor):
+        cdef Value value
+        if not self.adapter.is_array(x):
+            return self.read_parts(x, executor)
+        value = Value.__new__(Value)
+        value.layout, value.plain, value.guess = self.layouts.of(ARRAY, (self.adapter.spec(x),)), [], []
+        return activation(self.stage.device, value, [], [x])
+
+    def send(self, Microbatch batch not None, Activation source not None):
+        cdef Slot slot
+        cdef Py_ssize_t left
+        left = batch.turn - self.in_flight  # that microbatch has, or this one would not have been admitted
+        while self.held and self.held[0][0] <= left:
+            self.held.popleft()
+        slot = self.stage.slots.place(batch.turn, source.value.layout.nbytes)
+        if source.ready is not None:  # the output of a microbatch
+            deliver(self.links.between(source.device, self.stage.device), source, slot, self.last.outputs, batch.turn)
+        else:
+            self.fill(batch.turn, source, slot)
+        return slot
+
+    cpdef queue(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event ready, Event released,
+                Event arrived):
+        cdef Link link = self.links.between(source.device, self.stage.device)
+        link.move(slot.address + offset, source.address, nbytes, ready, slot.free, released, arrived)
+
+    def copy(self, Py_ssize_t turn, Source source not None, Slot slot not None, uint64_t offset, uint64_t nbytes,
+             Event arrived not None):
+        if source.stream is None:
+            self.queue(source, slot, offset, nbytes, source.ready, None, arrived)
+        elif source.device == self.stage.device:
+            source.stream.wait_for(slot.free)
+            if nbytes:
+                source.stream.copy_here(slot.address + offset, source.address, nbytes)
+            arrived.record_in(source.stream)
+        else:
+            self.ready.record_in(source.stream)
+            self.queue(source, slot, offset, nbytes, self.ready, self.released, arrived)
+            source.stream.wait_for(self.released)
+        self.held.append((turn, source.keep))
+
+    def close(self):
+        self.ready.close()
+        self.released.close()
+        self.held.clear()
