@@ -36,15 +36,20 @@ cdef class InputCopies:
 
     def send(self, Microbatch batch not None, Activation source not None):
         cdef Slot slot
+        cdef Source alone = None
         cdef Py_ssize_t left
         left = batch.turn - self.in_flight  # that microbatch has, or this one would not have been admitted
         while self.held and self.held[0][0] <= left:
             self.held.popleft()
         slot = self.stage.slots.place(batch.turn, source.value.layout.nbytes)
+        if source.ready is None and source.value.layout.structure is ARRAY:
+            alone = self.adapter.source(self.stage.runtime, source.keep[0])
         if source.ready is not None:  # the output of a microbatch
             deliver(self.links.between(source.device, self.stage.device), source, slot, self.last.outputs, batch.turn)
+        elif alone is not None:
+            self.copy(batch.turn, source.keep[0], alone, slot, 0, source.value.layout.specs[0].nbytes, slot.arrived)
         else:
-            self.fill(batch.turn, source, slot)
+            self.gather(batch.turn, source, slot)
         return slot
 
     cpdef queue(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event ready, Event released,
@@ -52,8 +57,16 @@ cdef class InputCopies:
         cdef Link link = self.links.between(source.device, self.stage.device)
         link.move(slot.address + offset, source.address, nbytes, ready, slot.free, released, arrived)
 
-    def copy(self, Py_ssize_t turn, Source source not None, Slot slot not None, uint64_t offset, uint64_t nbytes,
-             Event arrived not None):
+    cpdef copy(self, Py_ssize_t turn, leaf, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event arrived):
+        try:
+            self.copy_from(source, slot, offset, nbytes, arrived)
+        except errors.InvalidArgument as error:
+            if source.stream is None:
+                raise
+            raise self.foreign(leaf, error) from error
+        self.held.append((turn, source.keep))
+
+    cdef int copy_from(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event arrived) except -1:
         if source.stream is None:
             self.queue(source, slot, offset, nbytes, source.ready, None, arrived)
         elif source.device == self.stage.device:
@@ -65,7 +78,7 @@ cdef class InputCopies:
             self.ready.record_in(source.stream)
             self.queue(source, slot, offset, nbytes, self.ready, self.released, arrived)
             source.stream.wait_for(self.released)
-        self.held.append((turn, source.keep))
+        return 0
 
     def close(self):
         self.ready.close()

@@ -272,12 +272,14 @@ class StageCore:
 
     ends: events of microbatches, by turn; not of the last stage. streams: its own, which is `stream`, and for the last
     stage, if it has graphs, one where what they have written is copied. kept: others than the next stage read the
-    outputs; output: the latest, if so. work: queues the stage's function; a trace puts itself in between.
+    outputs; output: the latest, if so. fn: the stage's function. work: queues it; a trace puts itself in between.
     """
 
     is_last: bool
     kept: bool
     output: Any  # Activation | None
+    fn: Any
+    sync_check: str | None
     work: Callable[..., Activation]
     def __init__(self, stream: Stream, slots: SlotRing, outputs: Outputs, index: int, in_flight: int) -> None: ...
     @property
@@ -347,8 +349,9 @@ class Source:
     def stream(self) -> Stream | None: ...
 
 class InputCopies:
-    """Brings inputs into the slots of the first stage. A subclass has read_parts(x, executor), for what is no array,
-    and fill(turn, source, slot), for what is not the output of a microbatch."""
+    """Brings inputs into the slots of the first stage. A subclass has read_parts(x, executor), for what is no array;
+    gather(turn, source, slot), for what is neither the output of a microbatch nor one array on a device; and
+    foreign(leaf, error), what is raised for an array whose stream the runtime does not take."""
 
     def __init__(
         self, stage: StageCore, last: StageCore, links: Any, adapter: Any, layouts: Layouts, in_flight: int
@@ -364,7 +367,7 @@ class InputCopies:
         InvalidArgument for what cannot be sent, Cancelled for a ticket in it that has no result."""
     def send(self, batch: Microbatch, source: Activation) -> Slot:
         """Queues the copies into the first stage's slot of this turn."""
-    def copy(self, turn: int, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
+    def copy(self, turn: int, leaf: Any, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
         """Copies the caller's array, and keeps it until the microbatch has left. It is done in the order of its owner's
         stream, which itself copies within a device: that takes the fewest events."""
     def queue(
@@ -426,11 +429,17 @@ class Call:
         """Calls it when the simulated stream gets there, unless batch.stopped. cost: seconds of the compute engine.
         failed: takes what it returned, if not 0, or the exception that kept it from being called."""
 
+class Storages:
+    """What torch tells of the memory that tensors share. native: torch._C."""
+
+    def __init__(self, native: Any) -> None: ...
+    def users(self, tensor: Any) -> int:
+        """How many tensors share its memory. 0 where this torch cannot tell."""
+
 class Views:
     """The tensors that a layout makes of a slot's memory."""
 
-    def __init__(self, memory: Any, tensors: list[Any], count: Callable[[int], int] | None) -> None:
-        """count: of the users of a storage, by its handle; None where this torch cannot tell."""
+    def __init__(self, memory: Any, tensors: list[Any], storages: Storages) -> None: ...
     @property
     def memory(self) -> Any: ...
     @property
@@ -444,7 +453,7 @@ class Loans:
     and then the stage's stream waits for his.
     """
 
-    def __init__(self, count: Callable[[int], int] | None) -> None: ...
+    def __init__(self, storages: Storages) -> None: ...
     def lend(self, tensor: Any, stream: Stream, theirs: tuple[int, int, int]) -> None:
         """theirs: the caller's stream as torch knows it."""
     def settle(self, stream: Stream) -> None:

@@ -53,7 +53,7 @@ cdef class StageCore:
     cdef readonly int index, device, in_flight
     cdef public bint is_last, kept
     cdef public Activation output
-    cdef public object work
+    cdef public object fn, sync_check, work
     cdef Stream last  # where the microbatch that is being queued ends
     cdef Event done
 

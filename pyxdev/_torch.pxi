@@ -1,30 +1,44 @@
 # What the torch adapter does for every microbatch. Nothing of torch is compiled in: it is calls of its methods.
 
+cdef class Storages:
+    cdef readonly object count, handle
+
+    def __init__(self, native):
+        self.count, self.handle = getattr(native, "_storage_Use_Count", None), getattr(native, "_storage_address", None)
+        if self.handle is None:
+            self.count = None
+
+    cpdef Py_ssize_t users(self, tensor) except -1:
+        return self.count(self.handle(tensor)) if self.count is not None else 0
+
+
 cdef class Views:
     cdef readonly object memory
     cdef readonly list tensors
-    cdef object count, storage
+    cdef Storages storages
+    cdef object handle
     cdef Py_ssize_t uses
 
-    def __init__(self, memory, list tensors not None, count):
-        self.memory, self.tensors, self.count = memory, tensors, count
-        self.storage = memory.untyped_storage()._cdata
-        self.uses = count(self.storage) if count is not None else 0
+    def __init__(self, memory, list tensors not None, Storages storages not None):
+        self.memory, self.tensors, self.storages = memory, tensors, storages
+        if storages.count is not None:
+            self.handle = storages.handle(memory)
+            self.uses = storages.count(self.handle)
 
     cdef bint kept(self) except -1:
         """Whether somebody else uses the memory now. False where this torch cannot tell."""
-        return self.count is not None and self.uses != self.count(self.storage)
+        return self.handle is not None and self.uses != self.storages.count(self.handle)
 
 
 cdef class Loans:
-    cdef object count
+    cdef Storages storages
     cdef dict made  # number -> (another tensor over the memory, the caller's stream, as torch knows it, weak reference)
     cdef object dropped  # numbers of those whose tensor is gone; a view of it may not be
     cdef Py_ssize_t number
     cdef Event read
 
-    def __init__(self, count):
-        self.count, self.made, self.dropped = count, {}, deque()
+    def __init__(self, Storages storages not None):
+        self.storages, self.made, self.dropped = storages, {}, deque()
 
     def lend(self, tensor, Stream stream not None, tuple theirs not None):
         cdef Py_ssize_t number = self.number
@@ -41,7 +55,7 @@ cdef class Loans:
         for n in range(min(len(self.dropped), 4)):  # each that is left is looked at again, later
             number = self.dropped.popleft()
             tensor, reader, _, _ = self.made[number]
-            if users(self.count, tensor) > 1:
+            if self.storages.users(tensor) > 1:
                 self.dropped.append(number)
                 continue
             if self.read is None:
@@ -59,17 +73,12 @@ cdef class Loans:
         return left
 
 
-cdef Py_ssize_t users(count, tensor) except -1:
-    """How many tensors share the memory. 0 where this torch cannot tell."""
-    return count(tensor.untyped_storage()._cdata) - 1 if count is not None else 0
-
-
 cdef class TorchStage:
     cdef readonly Loans loans
     cdef object tensor  # the class
     cdef object empty_like
     cdef object strided
-    cdef object count  # of a storage's users, or None
+    cdef Storages storages
     cdef object get_device, set_device, get_stream, set_stream, get_handle
     cdef Layouts layouts
     cdef object streams  # its of(runtime, device, handle) is a Stream
@@ -80,8 +89,8 @@ cdef class TorchStage:
         native = torch._C
         self.tensor, self.strided, self.empty_like = torch.Tensor, torch.strided, torch.empty_like
         self.layouts, self.streams, self.specs = layouts, streams, {}
-        self.count = getattr(native, "_storage_Use_Count", None)
-        self.loans = Loans(self.count)
+        self.storages = Storages(native)
+        self.loans = Loans(self.storages)
         # What torch.cuda.current_stream() and set_stream() call: the objects that they make beside it take longer.
         self.get_device = getattr(native, "_cuda_getDevice", None)
         self.set_device = getattr(native, "_cuda_setDevice", None)
@@ -139,28 +148,28 @@ cdef class TorchStage:
         return spec
 
     def views(self, memory, list tensors not None):
-        return Views(memory, tensors, self.count)
+        return Views(memory, tensors, self.storages)
 
     cpdef bint lend(self, list tensors, Stream stream) except -1:
         theirs = self.get_stream(stream.device)
-        if self.count is None or theirs[0] and not theirs[0] & 1:
+        if self.storages.count is None or theirs[0] and not theirs[0] & 1:
             return False  # a stream that is not torch's own may be destroyed before the tensors
         for tensor in tensors:
             self.loans.lend(tensor, stream, theirs)
         return True
 
-    def run(self, stage, Microbatch batch not None, Slot slot not None, Value incoming not None):
+    def run(self, StageCore stage not None, Microbatch batch not None, Slot slot not None, Value incoming not None):
         cdef Views views = slot.views.get(incoming.layout)
         if views is None:
             views = self.make_views(stage, slot, incoming)
-        self.loans.settle((<StageCore>stage).stream)
+        self.loans.settle(stage.stream)
         try:
             return self.call(stage, views, incoming)
         except BaseException as error:
             stage.report(batch, error)
             raise Stopped from error
 
-    cpdef call(self, stage, Views views, Value incoming):
+    cpdef call(self, StageCore stage, Views views, Value incoming):
         cdef list arrays = [], plain = [], specs = []
         cdef Py_ssize_t n
         cdef Value value
@@ -192,7 +201,7 @@ cdef class TorchStage:
                 spans.append((layout.offsets[n], tensors[n].data_ptr(), nbytes))
         return activation(device, value, spans, tensors)
 
-    cdef object result_of(self, stage, Views views, Value incoming):
+    cdef object result_of(self, StageCore stage, Views views, Value incoming):
         # Aliases: what the stage does to shape or flags of a tensor must not stick to the slot's.
         if incoming.layout.structure is ARRAY:
             x = views.tensors[0].detach()
@@ -204,7 +213,7 @@ cdef class TorchStage:
             return stage.fn(x)
         return self.watched(stage, x)
 
-    cpdef own(self, stage, list arrays, Py_ssize_t n):
+    cpdef own(self, StageCore stage, list arrays, Py_ssize_t n):
         tensor = arrays[n].detach()
         if tensor.dtype.is_complex:
             tensor = tensor.resolve_conj().resolve_neg()
@@ -216,7 +225,7 @@ cdef class TorchStage:
             )
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
-        elif users(self.count, tensor) != 1:
+        elif self.storages.users(tensor) != 1:
             tensor = tensor.clone()
         arrays[n] = tensor
         return spec

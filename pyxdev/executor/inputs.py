@@ -127,13 +127,6 @@ class Inputs(InputCopies):
 
     # ---- after admission ----
 
-    def fill(self, turn: int, source: Activation, slot: Slot) -> None:
-        """Queues the copies of what is no microbatch's output into the first stage's slot of this turn."""
-        if len(source.keep) == 1 and not source.value.plain and (single := self._source(source.keep[0])):
-            self._copy(turn, source.keep[0], single, slot, 0, source.layout.specs[0].nbytes, slot.arrived)
-        else:
-            self._gather(turn, source, slot)
-
     def _source(self, leaf: Any) -> Source | None:
         """None for an array on the host."""
         if type(leaf) is not Piece:
@@ -142,7 +135,7 @@ class Inputs(InputCopies):
         address = output.address(output.layout.offsets[leaf.position])
         return Source(output.device, address, output.ready, output.keep, None)
 
-    def _gather(self, turn: int, source: Activation, slot: Slot) -> None:
+    def gather(self, turn: int, source: Activation, slot: Slot) -> None:
         """Arrays and plain values from anywhere. The upload stream waits for all of them and records `arrived`."""
         host = []
         for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
@@ -167,16 +160,14 @@ class Inputs(InputCopies):
             released = self.last.outputs.reader()
             self.queue(source, slot, offset, nbytes, source.ready, released, arrived)
             self.last.outputs.hold(released, source.keep, turn)
-            return
-        try:
-            self.copy(turn, source, slot, offset, nbytes, arrived)
-        except InvalidArgument as error:
-            if source.stream is None:
-                raise
-            raise InvalidArgument(
-                f"a {kind_of(leaf)} is no array of {self._runtime.backend} devices, its stream is none of theirs: "
-                f"{error}"
-            ) from error
+        else:
+            self.copy(turn, leaf, source, slot, offset, nbytes, arrived)
+
+    def foreign(self, leaf: Any, error: InvalidArgument) -> InvalidArgument:
+        """What is to be raised for an array whose stream the runtime does not take."""
+        return InvalidArgument(
+            f"a {kind_of(leaf)} is no array of {self._runtime.backend} devices, its stream is none of theirs: {error}"
+        )
 
     def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:
         pinned = self._pinned_memory(turn, max(offset + nbytes for offset, nbytes in ranges))

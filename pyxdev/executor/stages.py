@@ -10,8 +10,6 @@ Every wait is one of a stream for an event; the host waits for nothing here.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyxdev._native import Event, Link, Runtime, Stream
 from pyxdev._pipeline import Hop, Outputs, StageCore, send
 from pyxdev.adapters import Activation, Adapter, Joined, Layouts
@@ -36,7 +34,7 @@ class BoundStage(StageCore):
         stream: Stream = runtime.stream(device)
         outputs = Outputs(stream, in_flight, (depth - 1) * readers + 1)
         super().__init__(stream, slots, outputs, index, in_flight)
-        self.fn: Any = stage.fn
+        self.fn = stage.fn
         self.out = stage.out
         self.cost = stage.cost
         self.sync_check = stage.sync_check

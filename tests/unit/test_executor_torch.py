@@ -21,7 +21,7 @@ from executor_cases import machine
 torch = pytest.importorskip("torch")
 
 from pyxdev import Array  # noqa: E402
-from pyxdev._pipeline import Loans, TorchStage  # noqa: E402
+from pyxdev._pipeline import Loans, Storages, TorchStage  # noqa: E402
 from pyxdev.adapters import torch_simulated  # noqa: E402
 from pyxdev.adapters.activation import Layouts, build, flatten  # noqa: E402
 from pyxdev.adapters.interface import Streams  # noqa: E402
@@ -414,7 +414,7 @@ def open_runtime() -> Any:
 @pytest.mark.parametrize("part", [lambda x: x[1:], lambda x: x.detach()[1:]], ids=["view", "alias"])
 def test_memory_of_a_dropped_result_is_the_stages_again_after_the_callers_stream(part: Any) -> None:
     """torch keeps the tensor for its views, but not for others over the same memory."""
-    loans = Loans(torch._C._storage_Use_Count)
+    loans = Loans(Storages(torch._C))
     with open_runtime() as runtime:
         stage, caller = runtime.stream(0), runtime.stream(0)
         end = runtime.event()
@@ -440,7 +440,7 @@ def test_memory_of_a_dropped_result_is_the_stages_again_after_the_callers_stream
 
 def test_many_views_of_results_do_not_keep_the_others() -> None:
     """Few are looked at for a microbatch, and each in its turn."""
-    loans = Loans(torch._C._storage_Use_Count)
+    loans = Loans(Storages(torch._C))
     with open_runtime() as runtime:
         stage = runtime.stream(0)
         views = []
@@ -461,7 +461,9 @@ def test_many_views_of_results_do_not_keep_the_others() -> None:
 def test_what_a_stream_of_somebody_else_reads_is_copied(number: int, lent: bool) -> None:
     """It may be destroyed before the results are dropped. torch numbers such streams by their addresses."""
     native = SimpleNamespace(
-        _storage_Use_Count=torch._C._storage_Use_Count, _cuda_getCurrentStream=lambda device: (number, device, 1)
+        _storage_Use_Count=torch._C._storage_Use_Count,
+        _storage_address=torch._C._storage_address,
+        _cuda_getCurrentStream=lambda device: (number, device, 1),
     )
     fake = SimpleNamespace(Tensor=torch.Tensor, strided=torch.strided, empty_like=torch.empty_like, _C=native)
     stage = TorchStage(fake, Layouts(), Streams())

@@ -319,10 +319,10 @@ MUTATIONS: list[Mutation] = [
         slow_join,
     ),
     ("upload: slot free", Inputs._upload, "self.stream.wait(slot.free)", "pass", slow_first),
-    ("upload: arrived recorded", Inputs._gather, "slot.arrived.record(self.stream)", "pass", slow_links),
+    ("upload: arrived recorded", Inputs.gather, "slot.arrived.record(self.stream)", "pass", slow_links),
     ("upload: page-locked memory", Inputs._pinned_memory, "turn % len(self._pinned)", "0", slow_first),
-    ("part: arrived", Inputs._gather, "self.stream.wait(self._joined)", "pass", parts),
-    ("part: plain value there", Inputs._gather, "self.stream.wait(leaf.ready)", "pass", plain_parts),
+    ("part: arrived", Inputs.gather, "self.stream.wait(self._joined)", "pass", parts),
+    ("part: plain value there", Inputs.gather, "self.stream.wait(leaf.ready)", "pass", plain_parts),
     ("bound in flight", executor.Executor._admit, "if not self._line.throttle.admit(0):", "if False:", slow_first),
     (
         "bound in flight: waits",
