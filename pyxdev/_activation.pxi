@@ -110,7 +110,9 @@ cdef class Layouts:
         self.known, self.sums = {}, {}
 
     cpdef Layout of(self, structure, tuple specs):
-        cdef Layout layout = self.latest
+        cdef Layout layout
+        with cython.critical_section(self):  # of free-threaded Python, where kernels are other threads
+            layout = self.latest
         if layout is not None and structure is layout.structure and specs == layout.specs:
             return layout
         layout = self.known.get((structure, specs))
@@ -118,7 +120,8 @@ cdef class Layouts:
             if len(self.known) >= self.LIMIT:
                 self.known.clear()
             layout = self.known[structure, specs] = Layout(structure, specs)
-        self.latest = layout
+        with cython.critical_section(self):
+            self.latest = layout
         return layout
 
     def joined(self, tuple parts not None):

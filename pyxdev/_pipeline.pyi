@@ -56,7 +56,7 @@ class Layout:
         """The value with a Spec for each array."""
 
 class Layouts:
-    """One Layout for each structure and its arrays. One thread at a time."""
+    """One Layout for each structure and its arrays."""
 
     LIMIT: int
     def __init__(self) -> None: ...
