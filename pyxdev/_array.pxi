@@ -147,24 +147,34 @@ cdef class Array:
         return flat.view(kind).reshape(self.shape)
 
     cdef int read_into(self, flat) except -1:
-        """Device bytes into a NumPy array by windows of page-locked memory: locking takes longer than copying."""
+        """Device bytes into a NumPy array by a window of page-locked memory, or other where there is none: locking the
+        whole array takes longer than copying."""
         cdef uint64_t at, size, window = min(self.nbytes, <uint64_t>WINDOW)
+        cdef uintptr_t target = flat.ctypes.data
+        cdef Tile tile
         self.check_open()
         stream = self.runtime.stream(self.device)
         try:
-            pinned = self.runtime.buffer(HOST, window)
+            try:
+                ring = self.runtime.ring(1, window)
+            except errors.OutOfMemory as error:
+                if error.status != "NO_PINNED_MEMORY":
+                    raise
+                ring = self.runtime.ring(1, window, pageable=True)
             try:
                 if self.ready is not None:
                     stream.wait(self.ready)
+                tile = ring.acquire()
                 for at in range(0, self.nbytes, window):
                     size = min(window, self.nbytes - at)
-                    stream.copy(pinned.address, self.address + at, size, dst_device=HOST, src_device=self.device)
+                    stream.copy(tile.address, self.address + at, size, dst_device=HOST, src_device=self.device)
                     stream.synchronize()
-                    self.runtime.host_access(pinned.address, size, write=False)
-                    with memoryview(pinned) as view:
-                        flat[at:at + size] = view[:size]
+                    self.runtime.host_access(tile.address, size, write=False)
+                    with nogil:
+                        memcpy(<void *>(target + at), tile.tile.address, size)
+                ring.release(tile)
             finally:
-                pinned.close()
+                ring.close()
         finally:
             stream.close()
         return 0

@@ -16,7 +16,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsul
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from pyxdev.xdev cimport *
 

@@ -448,6 +448,8 @@ def test_without_page_locked_memory(
             check(weights, contents)
             assert weights.report.pinned == 0 and not weights.report.async_uploads
             assert weights.report.limit.endswith(("not page-locked", "page-locking"))
+            for name in weights:  # which need host memory on their way, too
+                assert weights[name].raw.numpy().tobytes() == contents[name][-1], name
         assert not runtime.live().any()
         assert not runtime.driver.violations()
     (said,) = [record.getMessage() for record in caplog.records if "takes longer" in record.getMessage()]
