@@ -11,6 +11,14 @@ cdef class Source:
         self.device, self.address, self.ready, self.keep, self.stream = device, address, ready, keep, stream
 
 
+cdef class Piece:
+    cdef readonly Activation activation
+    cdef readonly Py_ssize_t position
+
+    def __init__(self, Activation activation not None, Py_ssize_t position):
+        self.activation, self.position = activation, position
+
+
 cdef class InputCopies:
     cdef readonly StageCore stage, last
     cdef object links  # its between(src, dst) is a Link
@@ -42,8 +50,8 @@ cdef class InputCopies:
         while self.held and self.held[0][0] <= left:
             self.held.popleft()
         slot = self.stage.slots.place(batch.turn, source.value.layout.nbytes)
-        if source.ready is None and source.value.layout.structure is ARRAY:
-            alone = self.adapter.source(self.stage.runtime, source.keep[0])
+        if source.ready is None and len(source.keep) == 1 and not source.value.plain:
+            alone = self.source(source.keep[0])
         if source.ready is not None:  # the output of a microbatch
             deliver(self.links.between(source.device, self.stage.device), source, slot, self.last.outputs, batch.turn)
         elif alone is not None:
@@ -52,12 +60,26 @@ cdef class InputCopies:
             self.gather(batch.turn, source, slot)
         return slot
 
-    cpdef queue(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event ready, Event released,
-                Event arrived):
+    cdef int queue(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event ready, Event released,
+                   Event arrived) except -1:
         cdef Link link = self.links.between(source.device, self.stage.device)
-        link.move(slot.address + offset, source.address, nbytes, ready, slot.free, released, arrived)
+        return link.move(slot.address + offset, source.address, nbytes, ready, slot.free, released, arrived)
+
+    cpdef Source source(self, leaf):
+        cdef Activation output
+        if type(leaf) is not Piece:
+            return self.adapter.source(self.stage.runtime, leaf)
+        output = (<Piece>leaf).activation
+        address = output.address(output.value.layout.offsets[(<Piece>leaf).position])
+        return Source(output.device, address, output.ready, output.keep, None)
 
     cpdef copy(self, Py_ssize_t turn, leaf, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event arrived):
+        cdef Event released
+        if type(leaf) is Piece:
+            released = self.last.outputs.reader()
+            self.queue(source, slot, offset, nbytes, source.ready, released, arrived)
+            self.last.outputs.hold(released, source.keep, turn)
+            return
         try:
             self.copy_from(source, slot, offset, nbytes, arrived)
         except errors.InvalidArgument as error:

@@ -348,6 +348,15 @@ class Source:
     @property
     def stream(self) -> Stream | None: ...
 
+class Piece:
+    """An array of an earlier microbatch's result, on the last stage's device."""
+
+    def __init__(self, activation: Activation, position: int) -> None: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def position(self) -> int: ...
+
 class InputCopies:
     """Brings inputs into the slots of the first stage. A subclass has read_parts(x, executor), for what is no array;
     gather(turn, source, slot), for what is neither the output of a microbatch nor one array on a device; and
@@ -367,20 +376,12 @@ class InputCopies:
         InvalidArgument for what cannot be sent, Cancelled for a ticket in it that has no result."""
     def send(self, batch: Microbatch, source: Activation) -> Slot:
         """Queues the copies into the first stage's slot of this turn."""
+    def source(self, leaf: Any) -> Source | None:
+        """An array, or a Piece, as a copy takes it. None for one on the host."""
     def copy(self, turn: int, leaf: Any, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
-        """Copies the caller's array, and keeps it until the microbatch has left. It is done in the order of its owner's
-        stream, which itself copies within a device: that takes the fewest events."""
-    def queue(
-        self,
-        source: Source,
-        slot: Slot,
-        offset: int,
-        nbytes: int,
-        ready: Event | None,
-        released: Event | None,
-        arrived: Event,
-    ) -> None:
-        """A copy by a link."""
+        """Copies an array of the caller's, which is kept until the microbatch has left, or a Piece, which is held until
+        it has been read. It is done in the order of its owner's stream, if it has one, which itself copies within a
+        device: that takes the fewest events."""
     def close(self) -> None: ...
 
 class RawStage:

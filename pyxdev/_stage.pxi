@@ -54,7 +54,7 @@ cdef class StageCore:
     cdef public bint is_last, kept
     cdef public Activation output
     cdef public object fn, sync_check, work
-    cdef Stream last  # where the microbatch that is being queued ends
+    cdef Stream tail  # where the microbatch that is being queued ends
     cdef Event done
 
     def __init__(self, Stream stream not None, SlotRing slots not None, Outputs outputs not None, int index,
@@ -62,14 +62,14 @@ cdef class StageCore:
         self.runtime, self.stream, self.device, self.index = stream.runtime, stream, stream.device, index
         self.slots, self.outputs, self.in_flight = slots, outputs, in_flight
         self.ends = [self.runtime.event() for _ in range(in_flight)]
-        self.streams, self.last, self.done = [stream], stream, self.runtime.event()
+        self.streams, self.tail, self.done = [stream], stream, self.runtime.event()
 
     def run(self, Microbatch batch not None, Slot slot not None, Value incoming not None):
         return self.queue(batch, slot, incoming)
 
     cdef Activation queue(self, Microbatch batch, Slot slot, Value incoming):
         cdef Activation outgoing
-        self.last = self.stream
+        self.tail = self.stream
         self.stream.wait_for(slot.arrived)
         self.outputs.settle(batch.turn)
         outgoing = self.work(self, batch, slot, incoming)
@@ -84,13 +84,13 @@ cdef class StageCore:
             slot.borrow(batch.exit)
         else:
             slot.free = self.ends[batch.turn % self.in_flight]
-        slot.free.record_in(self.last)
+        slot.free.record_in(self.tail)
 
     def aside(self):
-        self.last = self.streams[len(self.streams) - 1]
+        self.tail = self.streams[len(self.streams) - 1]
         self.done.record_in(self.stream)
-        self.last.wait_for(self.done)
-        return self.last
+        self.tail.wait_for(self.done)
+        return self.tail
 
     def close(self):
         for stream in self.streams:

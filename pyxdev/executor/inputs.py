@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyxdev._native import HOST, Buffer, Event, Runtime, Stream
-from pyxdev._pipeline import InputCopies, Source
+from pyxdev._pipeline import InputCopies, Piece
 from pyxdev.adapters import Value
 from pyxdev.adapters.activation import Activation, Layouts, build, flatten
 from pyxdev.adapters.interface import kind_of
@@ -28,16 +28,6 @@ class Later:
         self.value = value
         self.position = position
         self.ready = ready
-
-
-class Piece:
-    """An array of an earlier microbatch's result, on the last stage's device."""
-
-    __slots__ = ("activation", "position")
-
-    def __init__(self, activation: Activation, position: int) -> None:
-        self.activation = activation
-        self.position = position
 
 
 class Gathered(Value):
@@ -127,23 +117,15 @@ class Inputs(InputCopies):
 
     # ---- after admission ----
 
-    def _source(self, leaf: Any) -> Source | None:
-        """None for an array on the host."""
-        if type(leaf) is not Piece:
-            return self._adapter.source(self._runtime, leaf)
-        output = leaf.activation
-        address = output.address(output.layout.offsets[leaf.position])
-        return Source(output.device, address, output.ready, output.keep, None)
-
     def gather(self, turn: int, source: Activation, slot: Slot) -> None:
         """Arrays and plain values from anywhere. The upload stream waits for all of them and records `arrived`."""
         host = []
         for leaf, spec, offset in zip(source.keep, source.layout.specs, source.layout.offsets, strict=True):
-            away = self._source(leaf)
+            away = self.source(leaf)
             if away is None:
                 host.append((leaf, offset, spec.nbytes))
             else:
-                self._copy(turn, leaf, away, slot, offset, spec.nbytes, self._joined)
+                self.copy(turn, leaf, away, slot, offset, spec.nbytes, self._joined)
                 self.stream.wait(self._joined)
         for leaf in source.value.plain:
             if type(leaf) is Later:
@@ -153,15 +135,6 @@ class Inputs(InputCopies):
             ranges = [(0, source.layout.nbytes)] if whole else [(offset, nbytes) for _, offset, nbytes in host]
             self._upload(turn, slot, host, ranges)
         slot.arrived.record(self.stream)
-
-    def _copy(self, turn: int, leaf: Any, source: Source, slot: Slot, offset: int, nbytes: int, arrived: Event) -> None:
-        """One array that lies on a device."""
-        if type(leaf) is Piece:
-            released = self.last.outputs.reader()
-            self.queue(source, slot, offset, nbytes, source.ready, released, arrived)
-            self.last.outputs.hold(released, source.keep, turn)
-        else:
-            self.copy(turn, leaf, source, slot, offset, nbytes, arrived)
 
     def foreign(self, leaf: Any, error: InvalidArgument) -> InvalidArgument:
         """What is to be raised for an array whose stream the runtime does not take."""

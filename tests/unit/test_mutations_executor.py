@@ -346,9 +346,9 @@ MUTATIONS: list[Mutation] = [
 # `mutant` tells which one counts.
 COMPILED: list[tuple[str, str, str, Callable[[int], bool]]] = [
     ("stage: input arrived", "self.stream.wait_for(slot.arrived)", "pass", slow_links),
-    ("stage: slot free recorded", "slot.free.record_in(self.last)", "pass", slow_consumers),
-    ("graph: outputs there", "self.last.wait_for(self.done)", "pass", graph_results),
-    ("graph: end after the copy", "slot.free.record_in(self.last)", "slot.free.record_in(self.stream)", graph_results),
+    ("stage: slot free recorded", "slot.free.record_in(self.tail)", "pass", slow_consumers),
+    ("graph: outputs there", "self.tail.wait_for(self.done)", "pass", graph_results),
+    ("graph: end after the copy", "slot.free.record_in(self.tail)", "slot.free.record_in(self.stream)", graph_results),
     ("stage: outputs read", "self.stream.wait_for(released)", "pass", slow_consumers),
     ("stage: outputs held", "self.held.append((released, keep, turn, lent))", "pass", slow_consumers),
     ("slot: who had it has left", "slot.turn = turn", "slot.turn = -1000", slow_consumers),
