@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -83,10 +84,10 @@ def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return share if share == share else float("inf")
 
 
-def settle() -> None:
-    """Waits for everything on both devices."""
-    for ordinal in range(min(2, torch.cuda.device_count())):
-        torch.cuda.synchronize(gpu(ordinal))
+def settle(*devices: torch.device) -> None:
+    """Waits for everything on these devices, or on both. A run ends when it is through on the one with the outputs."""
+    for device in devices or [gpu(ordinal) for ordinal in range(min(2, torch.cuda.device_count()))]:
+        torch.cuda.synchronize(device)
 
 
 # ---- what people do --------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Plain:
         begin = time.monotonic()
         outputs = [self._step(self.xs[i % len(self.xs)]) for i in range(m)]
         host = time.monotonic() - begin
-        settle()
+        settle(self.devices[-1])
         self._outputs = outputs
         return Run(time.monotonic() - begin, host)
 
@@ -120,7 +121,7 @@ class Plain:
         for i in range(m):
             self._step(self.xs[i % len(self.xs)])
         host = time.monotonic() - begin
-        settle()
+        settle(self.devices[-1])
         return Run(time.monotonic() - begin, host)
 
     def loop(self, sequences: int, steps: int) -> Run:
@@ -131,7 +132,7 @@ class Plain:
             for k in range(sequences):
                 ys[k] = self._step(ys[k])
         host = time.monotonic() - begin
-        settle()
+        settle(self.devices[-1])
         self._outputs = ys
         return Run(time.monotonic() - begin, host)
 
@@ -247,7 +248,7 @@ class ByHand:
             if keep:
                 self._outputs.append(y)
         host = time.monotonic() - begin
-        settle()
+        settle(self.away.device)
         return Run(time.monotonic() - begin, host)
 
     def run(self, m: int) -> Run:
@@ -263,7 +264,7 @@ class ByHand:
             for k in range(sequences):
                 ys[k] = self.step(k, ys[k], again=True)
         host = time.monotonic() - begin
-        settle()
+        settle(self.away.device)
         seconds = time.monotonic() - begin
         self._outputs = [y.clone() for y in ys]
         settle()
@@ -343,7 +344,7 @@ class Blocks:
         executor = Executor(
             self.devices, self.stages, adapter="torch", runtime=self.runtime, host_stage=staged, **options
         )
-        return ByExecutor(executor, self.xs, path, settle)
+        return ByExecutor(executor, self.xs, path, partial(settle, gpu(self.devices[-1])))
 
     def limits(self) -> Limits:
         if not self._alone:

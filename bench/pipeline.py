@@ -12,8 +12,8 @@ which every way has its turn, after some microbatches that nobody times: without
 another way, took up to twice as long. "stream" is many microbatches one after the other, its limit one every B seconds.
 Token loops: the limit of several sequences is as many times one of them as there are stages to keep busy, but no more
 than one step every B, for a GPU that works without a pause is slower: on two H200 the stages of 5 ms take 5.2 ms each
-with one sequence, 5.9 ms back to back. Host us: what the submitting thread is busy with for each microbatch, waits at
-the bound of microbatches in flight left out.
+with one sequence, 5.9 ms back to back. A run ends when the device with the outputs is through. Host us: what the
+submitting thread is busy with for each microbatch, waits at the bound of microbatches in flight left out.
 
 Ways in torch: one (both stages on device 0), naive (.to() between devices, no synchronisation), events (streams and
 events by hand; inputs are read and results lie where they lie), events-copies (the same with inputs and results of the
