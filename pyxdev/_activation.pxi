@@ -85,10 +85,12 @@ cdef class Layout:
         return str(build(self.structure, arrays, iter(["plain"] * len(self.paths)))).replace("'", "")
 
     def fits(self, structure, list arrays not None):
+        cdef Py_ssize_t n
         if structure is not self.structure and structure != self.structure:
             return False
-        for leaf, (shape, dtype, _) in zip(arrays, self.specs, strict=True):
-            if leaf.shape != shape or leaf.dtype != dtype:
+        for n in range(len(arrays)):
+            leaf, spec = arrays[n], <tuple>self.specs[n]
+            if leaf.shape != spec[0] or leaf.dtype != spec[1]:
                 return False
         return True
 
