@@ -19,7 +19,7 @@ from bench import submission  # noqa: E402
 # stage. A result is a question, a copy and a record.
 CALLS = {"python": (7, -1, 3), "native": (7, -1, 3)}
 # Of each stage, besides, and of a result, beyond what the driver's functions take.
-INSTRUCTIONS = {"python": (24_000, 37_000, 24_500), "native": (14_000, 37_000, 24_500)}
+INSTRUCTIONS = {"python": (20_000, 37_000, 24_500), "native": (14_000, 37_000, 24_500)}
 INTERPRETER = 1.0 if sys.version_info < (3, 12) else 1.125  # later ones take more
 
 
