@@ -457,6 +457,17 @@ def test_many_views_of_results_do_not_keep_the_others() -> None:
         stage.close()
 
 
+@pytest.mark.parametrize("names", [(), ("_storage_Use_Count",), ("_storage_address",)])
+def test_a_torch_that_does_not_count_users(names: tuple[str, ...]) -> None:
+    """Then outputs are copied, for 0 is not 1."""
+    native = SimpleNamespace(**{name: getattr(torch._C, name) for name in names})
+    tensor = torch.ones(3)
+    assert Storages(native).users(tensor) == 0
+    assert Storages(torch._C).users(tensor) == 1
+    other = tensor[1:]
+    assert Storages(torch._C).users(tensor) == Storages(torch._C).users(other) == 2
+
+
 @pytest.mark.parametrize("number, lent", [(0, True), (7, True), (0x55D0, False)])
 def test_what_a_stream_of_somebody_else_reads_is_copied(number: int, lent: bool) -> None:
     """It may be destroyed before the results are dropped. torch numbers such streams by their addresses."""
