@@ -200,6 +200,9 @@ class Life:
         for ticket, key in tickets:
             with self.seeing(seen, *allowed):
                 self.check(ticket.result(), key)
+        # Or one whose result() raised another error than its stage's, which nobody has heard of then, would live on in
+        # this frame, which belongs to a cycle of an exception's.
+        tickets.clear()
         return seen
 
     @contextlib.contextmanager
