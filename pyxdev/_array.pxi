@@ -165,14 +165,16 @@ cdef class Array:
                 if self.ready is not None:
                     stream.wait(self.ready)
                 tile = ring.acquire()
-                for at in range(0, self.nbytes, window):
-                    size = min(window, self.nbytes - at)
-                    stream.copy(tile.address, self.address + at, size, dst_device=HOST, src_device=self.device)
-                    stream.synchronize()
-                    self.runtime.host_access(tile.address, size, write=False)
-                    with nogil:
-                        memcpy(<void *>(target + at), tile.tile.address, size)
-                ring.release(tile)
+                try:
+                    for at in range(0, self.nbytes, window):
+                        size = min(window, self.nbytes - at)
+                        stream.copy(tile.address, self.address + at, size, dst_device=HOST, src_device=self.device)
+                        stream.synchronize()
+                        self.runtime.host_access(tile.address, size, write=False)
+                        with nogil:
+                            memcpy(<void *>(target + at), tile.tile.address, size)
+                finally:
+                    ring.submit(tile, stream)  # so that close() waits for a copy that nobody has waited for
             finally:
                 ring.close()
         finally:

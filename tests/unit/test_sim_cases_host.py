@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from model_files import packed
 
-from pyxdev._native import Runtime
+from pyxdev._native import Array, FaultDriver, Runtime
 from pyxdev.backends import sim
-from pyxdev.errors import InvalidArgument, OrderViolation
+from pyxdev.errors import DriverError, InvalidArgument, OrderViolation
 from pyxdev.loader.loader import load
 
 TENSORS = 40
@@ -111,3 +111,27 @@ def test_27_python_kernels_and_driver_calls_of_four_threads_do_not_lock_each_oth
             thread.join()
         faulthandler.cancel_dump_traceback_later()
     assert counts == [60] * 4
+
+
+@pytest.mark.parametrize("pinned_gib", [1, 0])
+def test_an_array_whose_reading_fails_lets_its_copy_end(pinned_gib):
+    """Its host memory may be somebody else's at once. In simulated time the copy takes a second."""
+    slow = {"device": {"count": 1, "to_host_gb_s": 2**20 / 1e9}, "host": {"pinned_gib": pinned_gib}}
+    failed = []
+    for call in range(1, 20):
+        fault = FaultDriver(sim.driver(slow))
+        with Runtime(fault) as runtime:
+            buffer = runtime.buffer(0, 2**20)
+            array = Array(runtime, 0, buffer.address, (2**20,), "uint8", owner=buffer)
+            begin = runtime.clock()
+            fault.arm(call)
+            try:
+                array.numpy()
+            except DriverError as error:
+                failed.append(error.operation)
+                queued = "copy" in failed and error.operation != "copy"
+                assert runtime.clock() - begin >= 0.9 * queued, error
+            fault.arm(0)
+            del array
+            buffer.close()
+    assert {"copy", "event_record", "event_wait"} <= set(failed), failed
