@@ -21,9 +21,9 @@ cdef class Piece:
 
 cdef class InputCopies:
     cdef readonly StageCore stage, last
+    cdef readonly object adapter  # of the first stage
+    cdef readonly Layouts layouts
     cdef object links  # its between(src, dst) is a Link
-    cdef object adapter  # of the first stage
-    cdef Layouts layouts
     cdef int in_flight
     cdef Event ready, released
     cdef object held  # of (turn, the caller's array), until that microbatch has left
@@ -50,14 +50,15 @@ cdef class InputCopies:
         while self.held and self.held[0][0] <= left:
             self.held.popleft()
         slot = self.stage.slots.place(batch.turn, source.value.layout.nbytes)
-        if source.ready is None and len(source.keep) == 1 and not source.value.plain:
-            alone = self.source(source.keep[0])
         if source.ready is not None:  # the output of a microbatch
             deliver(self.links.between(source.device, self.stage.device), source, slot, self.last.outputs, batch.turn)
-        elif alone is not None:
-            self.copy(batch.turn, source.keep[0], alone, slot, 0, source.value.layout.specs[0].nbytes, slot.arrived)
-        else:
+            return slot
+        if len(source.keep) == 1 and not source.value.plain:
+            alone = self.source(source.keep[0])
+        if alone is None:
             self.gather(batch.turn, source, slot)
+        else:
+            self.copy(batch.turn, source.keep[0], alone, slot, 0, source.value.layout.specs[0].nbytes, slot.arrived)
         return slot
 
     cdef int queue(self, Source source, Slot slot, uint64_t offset, uint64_t nbytes, Event ready, Event released,

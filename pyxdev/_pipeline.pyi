@@ -139,8 +139,6 @@ class Slot:
     def views(self) -> dict[Any, Any]: ...
     @property
     def graphs(self) -> dict[Any, Any]: ...
-    def borrow(self, free: Lease) -> None:
-        """An event that tells the same as `free`, and is recorded for others anyway, takes its place."""
 
 class SlotRing:
     """Slots used in turn. never: an event that is not recorded."""
@@ -191,9 +189,6 @@ class Outputs:
     def settle(self, turn: int) -> None:
         """Lets go of outputs that were handed on depth microbatches ago."""
     def close(self) -> None: ...
-
-def deliver(link: Link, source: Activation, slot: Slot, outputs: Outputs, turn: int) -> None:
-    """Copies a stage's output into a slot, and holds it until it has been read."""
 
 def send(link: Link, source: Activation, address: int, free: Event, released: Event, arrived: Event) -> None:
     """Copies an activation to an address in a slot. Its arrays go one after the other on one link, so the first waits
@@ -371,6 +366,10 @@ class InputCopies:
     def stage(self) -> Any: ...
     @property
     def last(self) -> Any: ...
+    @property
+    def adapter(self) -> Any: ...
+    @property
+    def layouts(self) -> Layouts: ...
     def read(self, x: Any, executor: Any) -> Activation:
         """What is no ticket, as an activation whose arrays are still where they were and whose `ready` is None. Raises
         InvalidArgument for what cannot be sent, Cancelled for a ticket in it that has no result."""

@@ -72,13 +72,10 @@ cdef class Slot:
     cdef readonly dict views
     cdef readonly dict graphs
     cdef Py_ssize_t turn  # who used it last
-    cdef Lease lent
+    cdef Lease lent  # of `free`, where that is recorded for others anyway
 
     def __init__(self, Event never not None):
         self.arrived, self.free, self.views, self.graphs = never, never, {}, {}
-
-    def borrow(self, Lease free not None):
-        self.lent, self.free = free, free.item
 
 
 cdef class SlotRing:
@@ -206,12 +203,13 @@ cdef class Outputs:
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
-cpdef deliver(Link link, Activation source, Slot slot, Outputs outputs, Py_ssize_t turn):
+cdef int deliver(Link link, Activation source, Slot slot, Outputs outputs, Py_ssize_t turn) except -1:
     cdef bint staged = not link.is_direct(source.spans[len(source.spans) - 1][2] if source.spans else 0)
     # What a direct copy releases is what has arrived: one event for both.
     cdef Event released = outputs.reader() if staged else slot.arrived
     send(link, source, slot.address, slot.free, released, slot.arrived)
     outputs.hold(released, source.keep, turn, staged)
+    return 0
 
 
 cpdef send(Link link, Activation source, uint64_t address, Event free, Event released, Event arrived):

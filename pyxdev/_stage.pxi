@@ -81,7 +81,7 @@ cdef class StageCore:
 
     cpdef leave(self, Microbatch batch, Slot slot):
         if self.is_last:
-            slot.borrow(batch.exit)
+            slot.lent, slot.free = batch.exit, batch.end
         else:
             slot.free = self.ends[batch.turn % self.in_flight]
         slot.free.record_in(self.tail)

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pyxdev._native import Runtime
-from pyxdev._pipeline import Source, Stopped
+from pyxdev._pipeline import Stopped
 from pyxdev.adapters.activation import Activation, Joined, Layout, Layouts, Value
 from pyxdev.adapters.adapter import Adapter
 from pyxdev.adapters.function import CFunction
 from pyxdev.errors import BackendUnavailable, InvalidArgument, Unsupported
 
 __all__ = [
-    "NAMES", "Activation", "Adapter", "Joined", "Layout", "Layouts", "Source", "Stopped", "Value", "choose", "make",
+    "NAMES", "Activation", "Adapter", "Joined", "Layout", "Layouts", "Stopped", "Value", "choose", "make",
 ]  # fmt: skip
 
 

@@ -69,8 +69,6 @@ class Inputs(InputCopies):
     ) -> None:  # fmt: skip
         super().__init__(stage, last, links, stage.adapter, layouts, in_flight)
         self._runtime = runtime
-        self._layouts = layouts
-        self._adapter = stage.adapter
         self._checked = runtime.backend == "sim"  # host access to page-locked memory is looked at
         self._pinned = [Pinned() for _ in range(in_flight)]
         self.stream: Stream = runtime.stream(stage.device)
@@ -90,13 +88,13 @@ class Inputs(InputCopies):
             structure = flatten(x, self._is_array, arrays, plain)
         specs = tuple([self._spec(leaf) for leaf in arrays])
         guess = [leaf.value.guess[leaf.position] if type(leaf) is Later else leaf for leaf in plain]
-        return Activation(self.stage.device, Gathered(self._layouts.of(structure, specs), plain, guess), [], arrays)
+        return Activation(self.stage.device, Gathered(self.layouts.of(structure, specs), plain, guess), [], arrays)
 
     def _is_array(self, leaf: Any) -> bool:
-        return type(leaf) in (Ticket, Piece) or self._adapter.is_array(leaf)
+        return type(leaf) in (Ticket, Piece) or self.adapter.is_array(leaf)
 
     def _spec(self, leaf: Any) -> Any:
-        return leaf.activation.layout.specs[leaf.position] if type(leaf) is Piece else self._adapter.spec(leaf)
+        return leaf.activation.layout.specs[leaf.position] if type(leaf) is Piece else self.adapter.spec(leaf)
 
     def output(self, ticket: Ticket, executor: Any) -> Activation:
         """What the ticket's microbatch has put out. Raises InvalidArgument for another executor's, Cancelled for one
@@ -145,7 +143,7 @@ class Inputs(InputCopies):
     def _upload(self, turn: int, slot: Slot, leaves: list[tuple[Any, int, int]], ranges: list[tuple[int, int]]) -> None:
         pinned = self._pinned_memory(turn, max(offset + nbytes for offset, nbytes in ranges))
         for leaf, offset, nbytes in leaves:
-            self._adapter.write(leaf, pinned.memory[offset : offset + nbytes])
+            self.adapter.write(leaf, pinned.memory[offset : offset + nbytes])
         self.stream.wait(slot.free)
         for offset, nbytes in ranges:
             self.stream.copy(
