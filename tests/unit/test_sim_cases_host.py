@@ -115,14 +115,14 @@ def test_27_python_kernels_and_driver_calls_of_four_threads_do_not_lock_each_oth
 
 @pytest.mark.parametrize("pinned_gib", [1, 0])
 def test_an_array_whose_reading_fails_lets_its_copy_end(pinned_gib):
-    """Its host memory may be somebody else's at once. In simulated time the copy takes a second."""
-    slow = {"device": {"count": 1, "to_host_gb_s": 2**20 / 1e9}, "host": {"pinned_gib": pinned_gib}}
+    """Its host memory may be somebody else's at once: a runtime keeps such blocks. The copy takes a second."""
+    slow = {"device": {"count": 1, "to_host_gb_s": 2**23 / 1e9}, "host": {"pinned_gib": pinned_gib}}
     failed = []
     for call in range(1, 20):
         fault = FaultDriver(sim.driver(slow))
         with Runtime(fault) as runtime:
-            buffer = runtime.buffer(0, 2**20)
-            array = Array(runtime, 0, buffer.address, (2**20,), "uint8", owner=buffer)
+            buffer = runtime.buffer(0, 2**23)
+            array = Array(runtime, 0, buffer.address, (2**23,), "uint8", owner=buffer)
             begin = runtime.clock()
             fault.arm(call)
             try:
